@@ -1,0 +1,447 @@
+"""Calls: what waits for answers, and what sends them.
+
+`OneCall` waits for one rank, `MeshCall` for all of a mesh, `StreamCall` hands a future a rank out as they arrive,
+`Request` is one of Roost's own. A call registers under a number in `Node.pending`, where answers, deaths and
+cancellations find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import bodies
+from .errors import ActorError, Busy, MeshFailure, RoostError, from_record
+from .future import _FAILED, Future
+from .node import Node
+from .peer import Peer
+from .refs import SYSTEM_ACTOR, ProcRef, new_id
+from .wire import frame as f
+from .wire import pickling
+from .wire.delivery import BUSY, SEND
+
+WANTS_ANSWER = 1  # flags of a CALL
+FAIL_WINDOW = 0.05  # seconds in which further failures of a mesh call join the first
+
+
+def decode_answer(kind: int, rank: int, fields: list[Any], data: Any, buffers: list[Any]) -> Any:
+    """The value of a REPLY; raises what an ERROR tells. In the thread that asks."""
+    if kind == f.REPLY:
+        return pickling.unpack(data, buffers)
+    record = fields[5]
+    original = None
+    if len(data):
+        try:
+            original, cause = pickling.unpack(data, buffers)
+            if cause is not None:
+                original.__cause__ = cause
+        except Exception as error:  # noqa: BLE001 - a user's exception may fail to unpickle in any way
+            record = {**record, "text": f"{record['text']} (it did not unpickle here: {type(error).__name__}: {error})"}
+    if isinstance(original, MeshFailure):
+        raise original
+    raise from_record(record, rank, original)
+
+
+class _Call(Future[Any]):
+    """Common to all calls: where they are registered and how they are cancelled."""
+
+    __slots__ = ("about", "call_id", "node", "peers")
+
+    def __init__(self, node: Node, about: str, peers: Sequence[Peer]) -> None:
+        super().__init__()
+        self.node = node
+        self.about = about
+        self.peers = peers
+        self.call_id = new_id()
+        node.pending[self.call_id] = self
+
+    def _about(self) -> str:
+        return self.about
+
+    def _flush(self) -> None:
+        for peer in self.peers:
+            link = peer.link
+            if link is not None and link.deferred:
+                link.flush()
+
+    def _unregister(self) -> None:
+        self.node.pending.pop(self.call_id, None)
+
+    def _unanswered(self) -> Sequence[Peer]:
+        return self.peers
+
+    def _cancel_remote(self, reason: str) -> None:
+        envelope = f.packb([self.call_id, reason])
+        for peer in self._unanswered():
+            if peer.dead is None:
+                self.node._post_quietly(peer, f.CANCEL, envelope)
+                if peer.link is not None:
+                    peer.link.flush()
+
+    def _note_cancelled(self, rank: int, fields: list[Any]) -> None:
+        """The actor's word on a call that was cancelled here."""
+        record = fields[5]
+        if isinstance(record, dict) and record.get("cancelled"):
+            self._note = f"{record['cancelled']}"
+
+    def _fail(self, error: BaseException, failure: Any = None) -> None:
+        if failure is None:
+            failure = getattr(error, "_roost_failure", None)
+        if failure is not None and not self.done():
+            self._failure = failure
+            failure.hold()
+        if not self.set_exception(error) and failure is not None:
+            self._failure = None
+            failure.dropped()
+
+
+class OneCall(_Call):
+    """A call to one rank."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, node: Node, about: str, peer: Peer, rank: int) -> None:
+        super().__init__(node, about, (peer,))
+        self.rank = rank
+
+    def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
+        self._unregister()
+        if self.cancelled():
+            if kind == f.ERROR:
+                self._note_cancelled(rank, fields)
+            return
+        self.set_raw((kind, rank, fields, *self.node.open_body(fields[0], body)))
+
+    def lost(self, peer: Peer, error: Exception) -> None:
+        if peer is self.peers[0]:
+            self._unregister()
+            self._fail(about_call(error, self.about))
+
+    def _decode(self, raw: Any) -> Any:
+        return decode_answer(*raw)
+
+
+def about_call(error: Exception, about: str) -> Exception:
+    """The error of one call: the failure's own, said of this call, so that each has a traceback of its own."""
+    if not isinstance(error, MeshFailure):
+        return error
+    copy = type(error)(
+        f"{about}: {error.args[0]}" if about else error.args[0],
+        mesh_name=error.mesh_name,
+        crashed_ranks=error.crashed_ranks,
+        cause=error.cause,
+        report=error.exit_report,
+    )
+    failure = getattr(error, "_roost_failure", None)
+    if failure is not None:
+        copy._roost_failure = failure  # type: ignore[attr-defined]
+    return copy
+
+
+class MeshCall(_Call):
+    """A call to every rank; fails at the first failure plus a short window in which others join.
+
+    The value is built by `gather` from the answers in rank order, in the thread that asks.
+    """
+
+    __slots__ = ("answers", "errors", "fail_fast", "failing", "gather", "left")
+
+    def __init__(
+        self, node: Node, about: str, peers: Sequence[Peer], gather: Callable[[list[Any]], Any], *, fail_fast: bool = True
+    ) -> None:
+        super().__init__(node, about, peers)
+        self.gather = gather
+        self.answers: list[Any] = [None] * len(peers)
+        self.errors: dict[int, Exception | None] = {}
+        self.left = len(peers)
+        self.failing = False
+        self.fail_fast = fail_fast
+
+    def _unanswered(self) -> Sequence[Peer]:
+        return [peer for rank, peer in enumerate(self.peers) if self.answers[rank] is None and rank not in self.errors]
+
+    def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
+        if not 0 <= rank < len(self.answers) or self.answers[rank] is not None or self.peers[rank] is not peer:
+            return
+        self.answers[rank] = (kind, rank, fields, *self.node.open_body(fields[0], body))
+        self.left -= 1
+        if kind == f.ERROR:
+            if self.cancelled():
+                self._note_cancelled(rank, fields)
+            else:
+                self.errors[rank] = None
+        self._step()
+
+    def lost(self, peer: Peer, error: Exception) -> None:
+        for rank, member in enumerate(self.peers):
+            if member is peer:
+                self.rank_lost(rank, error)
+
+    def rank_lost(self, rank: int, error: Exception) -> None:
+        """A rank will never answer."""
+        if self.answers[rank] is not None or rank in self.errors:
+            return
+        self.errors[rank] = error
+        self.left -= 1
+        self._step()
+
+    def _step(self) -> None:
+        if self.left == 0:
+            self._unregister()
+            self._end()
+        elif self.errors and self.fail_fast and not self.failing:
+            self.failing = True
+            self.node.io.call(self.node.io.loop.call_later, FAIL_WINDOW, self._end)
+
+    def _end(self) -> None:
+        if self.done():
+            return
+        if not self.errors:
+            self.set_raw(None)
+            return
+        failure = next((getattr(e, "_roost_failure", None) for e in self.errors.values() if e is not None), None)
+        if failure is not None:
+            self._failure = failure
+            failure.hold()
+        self.set_raw(None)
+
+    def _decode(self, raw: Any) -> Any:
+        if not self.errors:
+            return self.gather([decode_answer(*answer) for answer in self.answers])
+        raise self._joined()
+
+    def _joined(self) -> BaseException:
+        failures: list[tuple[int, BaseException]] = []
+        for rank in sorted(self.errors):
+            known = self.errors[rank]
+            if known is not None:
+                failures.append((rank, about_call(known, f"{self.about} at rank {rank}")))
+                continue
+            try:
+                decode_answer(*self.answers[rank])
+            except Exception as error:  # noqa: BLE001 - it is what the endpoint raised
+                failures.append((rank, error))
+        # An endpoint's own exception explains more than the death that followed from it, or that it followed from.
+        failures.sort(key=lambda item: (not isinstance(item[1], MeshFailure), item[0]))
+        _, first = failures[0]
+        running = tuple(r for r, answer in enumerate(self.answers) if answer is None and r not in self.errors)
+        if isinstance(first, ActorError):
+            first.others = tuple(failures[1:])
+            first.running = running
+        elif len(failures) > 1 or running:
+            also = "; ".join(f"rank {rank}: {error}" for rank, error in failures[1:])
+            first.add_note("\n".join(
+                part for part in (f"also failed: {also}" if also else "",
+                                  f"still running: ranks {list(running)}" if running else "") if part))  # fmt: skip
+        return first
+
+
+class RankFuture(Future[Any]):
+    """One rank's answer within a stream; `rank` is known once it is done."""
+
+    __slots__ = ("rank", "stream")
+
+    def __init__(self, stream: StreamCall) -> None:
+        super().__init__()
+        self.stream = stream
+        self.rank: int | None = None
+
+    def _about(self) -> str:
+        return self.stream.about
+
+    def _flush(self) -> None:
+        self.stream._flush()
+
+    def _decode(self, raw: Any) -> Any:
+        return decode_answer(*raw)
+
+    def _cancel_remote(self, reason: str) -> None:
+        self.stream.cancel(reason)
+
+
+class StreamCall(_Call):
+    """A future for each rank, completed in the order in which the answers arrive."""
+
+    __slots__ = ("futures", "gone", "next")
+
+    def __init__(self, node: Node, about: str, peers: Sequence[Peer]) -> None:
+        super().__init__(node, about, peers)
+        self.futures = [RankFuture(self) for _ in peers]
+        self.gone: set[int] = set()
+        self.next = 0
+
+    def _unanswered(self) -> Sequence[Peer]:
+        return [peer for rank, peer in enumerate(self.peers) if rank not in self.gone]
+
+    def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
+        if 0 <= rank < len(self.peers) and rank not in self.gone and self.peers[rank] is peer:
+            answer = (kind, rank, fields, *self.node.open_body(fields[0], body))
+            self._arrived(rank, lambda future: future.set_raw(answer))
+
+    def lost(self, peer: Peer, error: Exception) -> None:
+        for rank, member in enumerate(self.peers):
+            if member is peer:
+                self.rank_lost(rank, error)
+
+    def rank_lost(self, rank: int, error: Exception) -> None:
+        """A rank will never answer."""
+        if rank not in self.gone:
+            self._arrived(rank, lambda future: future.set_exception(about_call(error, f"{self.about} at rank {rank}")))
+
+    def _arrived(self, rank: int, complete: Callable[[RankFuture], object]) -> None:
+        self.gone.add(rank)
+        future = self.futures[self.next]
+        self.next += 1
+        future.rank = rank
+        if self.next == len(self.futures):
+            self._unregister()
+            self.set_result(None)
+        complete(future)
+
+
+class Request(_Call):
+    """One of Roost's own requests to a process; its arguments and answer are plain values."""
+
+    __slots__ = ()
+
+    def __init__(self, node: Node, about: str, peer: Peer) -> None:
+        super().__init__(node, about, (peer,))
+
+    def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
+        self._unregister()
+        if kind == f.REPLY:
+            self.set_result(fields[5])
+        else:
+            self.set_exception(RoostError(str(fields[5])))
+
+    def lost(self, peer: Peer, error: Exception) -> None:
+        if peer is self.peers[0]:
+            self._unregister()
+            self._fail(error)
+
+
+def request(node: Node, where: ProcRef | Peer, method: str, *arguments: Any, body: bodies.Body | None = None) -> Request:
+    """Ask a process for something; the answer is a Future of plain values."""
+    peer = where if isinstance(where, Peer) else node.peer_at(where)
+    call = Request(node, f"{method} at {peer.name}", peer)
+    layout = body.layout if body is not None else None
+    envelope = f.packb([layout, SYSTEM_ACTOR, method, call.call_id, WANTS_ANSWER, None, None, list(arguments)])
+    try:
+        node.post(peer, f.CALL, envelope, body)
+    except MeshFailure as error:
+        call._unregister()
+        call._fail(error)
+    return call
+
+
+def tell(node: Node, peer: Peer, method: str, *arguments: Any, body: bodies.Body | None = None) -> None:
+    """The same without an answer."""
+    layout = body.layout if body is not None else None
+    envelope = f.packb([layout, SYSTEM_ACTOR, method, 0, 0, None, None, list(arguments)])
+    node.post(peer, f.CALL, envelope, body)
+
+
+def body_for(node: Node, packed: pickling.Packed, peers: Sequence[Peer]) -> bodies.Body:
+    """The body for one or several receivers on this host, or for one elsewhere."""
+    if packed.buffers:
+        near = [peer.proc_id for peer in peers if is_near(node, peer)]
+        if near and len(near) == len(peers):
+            pooled = bodies.pooled(packed, node.pool, node.proc_id, near)
+            node.forget_retired()
+            if pooled is not None:
+                return pooled
+    return bodies.inline(packed)
+
+
+def is_near(node: Node, peer: Peer) -> bool:
+    """Whether descriptors reach the peer: it is on this host, and not this process itself."""
+    if peer.link is not None:
+        return peer.link.same_host_socket and peer.link.peer.proc_id == peer.proc_id
+    return peer.where is not None and peer.where.node_id == node.node_id and peer.proc_id != node.proc_id
+
+
+class Sender:
+    """Sends calls of one actor mesh: credit, numbering, and what is due when a rank is known dead."""
+
+    @staticmethod
+    def one(node: Node, call: OneCall | None, peer: Peer, actor: int, rank: int, envelope: bytes, body: bodies.Body) -> None:
+        """Send to one rank, or wait for credit, or fail with Busy."""
+        defer = call is not None and len(node.pending) > 1
+        with peer.lock:  # credit and number are taken together, so that nothing that waits is overtaken
+            account = peer.credit_for(actor)
+            decision = account.admit(body.nbytes)
+            if decision == SEND:
+                Sender._post(node, call, peer, rank, envelope, body, defer)
+                return
+            if decision != BUSY:
+                account.park(lambda: Sender._post(node, call, peer, rank, envelope, body, True), body.nbytes)
+                return
+        error = Busy(f"{peer.name} has not consumed {account.statistics().outstanding_messages} messages; wait for answers")
+        if call is None:
+            raise error
+        call._unregister()
+        call._settle(_FAILED, error)
+
+    @staticmethod
+    def _post(node: Node, call: OneCall | None, peer: Peer, rank: int, envelope: bytes, body: bodies.Body, defer: bool) -> None:
+        try:
+            node.post(peer, f.CALL, envelope, body, rank=rank, defer=defer)
+        except MeshFailure as error:
+            if call is None:
+                raise
+            call.lost(peer, error)
+
+    @staticmethod
+    def many(
+        node: Node, call: MeshCall | StreamCall | None, targets: Sequence[tuple[Peer, int]], actor: int,
+        envelope: Callable[[Any], bytes], packed: pickling.Packed,
+    ) -> None:  # fmt: skip
+        """Send to many ranks, pickled once, copied at most once a host; ranks without credit wait for it on their own.
+
+        `envelope(layout)` makes the envelope; it differs only where some get a pool segment and others the bytes.
+        """
+        near = [target for target in targets if packed.buffers and is_near(node, target[0])]
+        local = body_for(node, packed, [peer for peer, _ in near]) if near else None
+        if local is None or local.segment is None:
+            Sender._group(node, call, targets, actor, envelope, local or bodies.inline(packed))
+            return
+        Sender._group(node, call, near, actor, envelope, local)
+        far = [target for target in targets if target not in near]
+        if far:
+            Sender._group(node, call, far, actor, envelope, bodies.inline(packed))
+
+    @staticmethod
+    def _group(
+        node: Node, call: MeshCall | StreamCall | None, targets: Sequence[tuple[Peer, int]], actor: int,
+        envelope: Callable[[Any], bytes], body: bodies.Body,
+    ) -> None:  # fmt: skip
+        encoded = envelope(body.layout)
+        ready: list[tuple[Peer, int]] = []
+        failed: list[tuple[int, Exception]] = []
+        for peer, rank in targets:
+            with peer.lock:
+                decision = peer.credit_for(actor).admit(body.nbytes)
+                if decision == SEND:
+                    ready.append((peer, rank))
+                elif decision != BUSY:
+                    peer.credit_for(actor).park(_parked(node, call, peer, rank, encoded, body), body.nbytes)
+                else:
+                    failed.append((rank, Busy(f"{peer.name} has too many messages waiting; wait for answers")))
+        failed += node.cast(ready, encoded, body)
+        for rank, error in failed:
+            if call is None:
+                raise error
+            call.rank_lost(rank, error)
+
+
+def _parked(
+    node: Node, call: MeshCall | StreamCall | None, peer: Peer, rank: int, envelope: bytes, body: bodies.Body
+) -> Callable[[], None]:
+    def send() -> None:
+        try:
+            node.post(peer, f.CALL, envelope, body, rank=rank, defer=True)
+        except MeshFailure as error:
+            if call is not None:
+                call.rank_lost(rank, error)
+
+    return send

@@ -1,0 +1,180 @@
+"""Context: which actor, which message, which rank the running code belongs to."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import TYPE_CHECKING, Any
+
+from .refs import ROOT_ACTOR, ActorId
+
+if TYPE_CHECKING:
+    from ..mesh.shape import Point
+    from .cell import Cell
+    from .peer import Peer
+    from .port import Port
+
+
+class Message:
+    """One call as it waits and runs at its actor."""
+
+    __slots__ = (
+        "buffers", "call_id", "cancelled", "cell", "data", "flags", "method", "nbytes", "peer", "rank", "running", "shape",
+        "task",
+    )  # fmt: skip
+
+    def __init__(
+        self, cell: Cell, peer: Peer, rank: int, fields: list[Any], data: Any, buffers: list[Any], nbytes: int
+    ) -> None:
+        self.cell = cell
+        self.peer = peer
+        self.rank = rank
+        _, _, self.method, self.call_id, self.flags, self.shape, _ = fields[:7]
+        self.data = data
+        self.buffers = buffers
+        self.nbytes = nbytes
+        self.cancelled: str | None = None
+        self.running = False
+        self.task: Any = None
+
+    @classmethod
+    def of_cell(cls, cell: Cell) -> Message:
+        """What hooks and `__init__` run under: the actor itself, at its own rank."""
+        fields = [None, cell.actor_id, "", 0, 0, cell.shape, None]
+        return cls(cell, cell.node.peer(cell.node.proc_id), cell.rank, fields, b"", [], 0)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.peer.proc_id, self.call_id
+
+    def drop(self) -> None:
+        """Forget the arguments' bytes, so that their memory goes with the arguments themselves."""
+        self.data = b""
+        self.buffers = []
+
+    def port(self) -> Port[Any]:
+        """Where an endpoint with an explicit response port sends its answer."""
+        from .port import answer_port
+
+        return answer_port(self)
+
+
+_message: contextvars.ContextVar[Message | None] = contextvars.ContextVar("roost_message", default=None)
+
+
+def enter(message: Message) -> None:
+    """What runs now, in this thread or task, belongs to `message`."""
+    _message.set(message)
+
+
+def current_message() -> Message | None:
+    """The message whose code is running, or None outside of actors."""
+    return _message.get()
+
+
+def current_owner(proc_id: int) -> ActorId:
+    """Who owns what is spawned now: the running actor, or the program itself."""
+    message = _message.get()
+    return ActorId(proc_id, message.cell.actor_id if message is not None else ROOT_ACTOR)
+
+
+class Instance:
+    """The actor that runs, as it sees itself."""
+
+    def __init__(self, cell: Cell | None) -> None:
+        self._cell = cell
+
+    @property
+    def name(self) -> str:
+        """The name it was spawned under; "client" in the controller's own program."""
+        return self._cell.name if self._cell is not None else "client"
+
+    @property
+    def actor_id(self) -> str:
+        """A text that names it in the job."""
+        return f"{self.name}[{self._cell.rank}]" if self._cell is not None else "client"
+
+    @property
+    def rank(self) -> Point:
+        """Its rank in the mesh it was spawned in."""
+        return _point(self._cell.rank if self._cell else 0, self._cell.shape if self._cell else None)
+
+    @property
+    def proc_name(self) -> str:
+        """The name of its process."""
+        from .node import current_node
+
+        node = current_node()
+        return node.name if node is not None else ""
+
+    def __repr__(self) -> str:
+        return f"<actor {self.actor_id}>"
+
+
+class Context:
+    """What `context()` gives: the actor, the message's rank, and whether the caller has cancelled the call."""
+
+    def __init__(self, message: Message | None) -> None:
+        self._message = message
+
+    @property
+    def actor_instance(self) -> Instance:
+        """The running actor."""
+        return Instance(self._message.cell if self._message is not None else None)
+
+    @property
+    def message_rank(self) -> Point:
+        """The rank within the mesh, or slice, that was called."""
+        if self._message is None:
+            return _point(0, None)
+        return _point(self._message.rank, self._message.shape)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller no longer waits for this call. Long sync endpoints look at it and return."""
+        return self._message is not None and self._message.cancelled is not None
+
+    def __repr__(self) -> str:
+        return f"<Context of {self.actor_instance!r} at {self.message_rank!r}>"
+
+
+def _point(rank: int, shape: Any) -> Point:
+    from ..mesh.shape import Extent, Point
+
+    labels, sizes = shape if shape is not None else ((), ())
+    return Point(rank, Extent(labels, sizes))
+
+
+def context() -> Context:
+    """The context of the running code; in the controller's own program that of the client.
+
+    >>> context().actor_instance
+    <actor client>
+    """
+    return Context(_message.get())
+
+
+def current_rank() -> Point:
+    """The rank within the mesh, or slice, that was called; `context().actor_instance.rank` is the rank at spawn.
+
+    >>> current_rank()
+    {}
+    """
+    return context().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """The sizes of the mesh, or slice, that was called, by dimension.
+
+    >>> current_size()
+    {}
+    """
+    return dict(context().message_rank.extent)
+
+
+def current_actor_name() -> str:
+    """The name and rank of the running actor.
+
+    >>> current_actor_name()
+    'client'
+    """
+    return context().actor_instance.actor_id

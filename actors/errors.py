@@ -1,0 +1,269 @@
+"""What can go wrong, by whose fault; every text says what happened, where, and what to do next.
+
+    RoostError
+      ActorError         an endpoint raised: caught also by the type of what it raised
+      CallTimeout        a deadline of the caller passed (also a TimeoutError)
+      Busy               the sender's own bound of unsent messages is full
+      MeshFailure        something that a mesh owns has failed
+        SupervisionError   a call cannot be answered any more (also a RuntimeError)
+          ActorDied          the actor, or its process, is gone
+          Unreachable        its host cannot be reached; the call may have run
+          ActorStopped       it was stopped on purpose
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+
+class RoostError(Exception):
+    """Root of Roost's own exceptions."""
+
+
+class ActorError(RoostError):
+    """An endpoint raised. The exception that arrives is also an instance of what the endpoint raised.
+
+    Attributes:
+        original: the exception as it was on the actor (its own type, no remote traceback).
+        remote_traceback: the traceback on the actor, as text.
+        actor, rank, host, pid: where it was raised; `rank` is the rank within the mesh that was called.
+        others: further failures of the same call that joined within its window, as (rank, exception).
+        running: ranks that had not answered when the call failed; they are not cancelled.
+
+    >>> try:
+    ...     worker.parse.call_one("x").get()        # doctest: +SKIP
+    ... except ValueError as error:                 # the endpoint's own type
+    ...     print(error.rank, error.host)           # and Roost's attributes
+    """
+
+    original: BaseException | None = None
+    remote_traceback: str = ""
+    actor: str = ""
+    endpoint: str = ""
+    rank: int = 0
+    host: str = ""
+    pid: int = 0
+    others: tuple[tuple[int, BaseException], ...] = ()
+    running: tuple[int, ...] = ()
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The same as `original`."""
+        return self.original
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self) -> str:
+        """The whole story: where, the remote traceback, what else failed, who still runs."""
+        name = type(self.original).__name__ if self.original is not None else "an exception"
+        lines = [f"{self.actor}.{self.endpoint} raised {name} at rank {self.rank} on {self.host} (pid {self.pid})"]
+        text = self.remote_traceback.rstrip()
+        if text:
+            lines.append(text.replace("Traceback (most recent call last):", "Traceback on the actor (most recent call last):"))
+        if self.others:
+            lines.append("also failed: " + "; ".join(f"rank {rank}: {_short(error)}" for rank, error in self.others))
+        if self.running:
+            lines.append(f"still running: ranks {_ranks(self.running)}")
+        return "\n".join(lines)
+
+
+class CallTimeout(RoostError, TimeoutError):
+    """The caller's deadline passed; the call was cancelled at the actor."""
+
+
+class CallCancelled(RoostError):
+    """The call was cancelled by its caller."""
+
+
+class Busy(RoostError):
+    """The receiver grants no credit and the sender's own bound is full. Wait for answers, or send less."""
+
+
+class MeshFailure(RoostError):
+    """Something a mesh owns has failed; handed to `__supervise__` and to `unhandled_fault_hook`.
+
+    Attributes: `mesh_name`, `crashed_ranks`, `reason` (one sentence), `cause` (the failure it follows from).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        mesh_name: str = "",
+        crashed_ranks: tuple[int, ...] = (),
+        cause: BaseException | None = None,
+        report: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.mesh_name = mesh_name
+        self.crashed_ranks = crashed_ranks
+        self.reason = message
+        self.cause = cause
+        self.exit_report = report
+        if cause is not None:
+            self.__cause__ = cause
+
+    def report(self) -> str:
+        """The failure and the chain of what it follows from, a line each."""
+        lines = [f"mesh {self.mesh_name!r}, ranks {list(self.crashed_ranks)}: {self.reason}"]
+        cause = self.cause
+        while cause is not None:
+            lines.append(f"  because: {_short(cause)}")
+            cause = getattr(cause, "cause", None)
+        return "\n".join(lines)
+
+    def __reduce__(self) -> Any:
+        return _rebuild_failure, (type(self), self.args[0], self.mesh_name, self.crashed_ranks, self.cause, self.exit_report)
+
+
+def _rebuild_failure(kind: type[MeshFailure], text: str, mesh: str, ranks: Any, cause: Any, report: Any) -> MeshFailure:
+    return kind(text, mesh_name=mesh, crashed_ranks=tuple(ranks), cause=cause, report=report)
+
+
+class SupervisionError(MeshFailure, RuntimeError):
+    """A call cannot be answered any more."""
+
+
+class ActorDied(SupervisionError):
+    """The actor or its process is gone; `exit_report` tells how the process ended, if it did."""
+
+
+class ActorStopped(SupervisionError):
+    """The actor or its mesh was stopped on purpose."""
+
+
+class Unreachable(SupervisionError):
+    """The host cannot be reached. The process may live and the call may have run."""
+
+
+class UnhandledReply(RoostError):
+    """An answer that could not be read; the text says why."""
+
+
+def _short(error: BaseException) -> str:
+    lines = traceback.format_exception_only(type(error), error)
+    if isinstance(error, ActorError):
+        return f"{type(error.original).__name__}: {error.original}"
+    return lines[-1].strip()
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+
+# A remote failure on the wire
+
+OWN_FILES = ("actors/cell.py", "actors/asynccell.py")
+
+
+def failure_record(error: BaseException, actor: str, endpoint: str, host: str, pid: int) -> dict[str, Any]:
+    """What tells of a failure on its way to the caller, in plain values; the exception itself goes beside it."""
+    kind = type(error)
+    frames = traceback.TracebackException(kind, error, error.__traceback__)
+    _drop_own_frames(frames)
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
+        text = f"(its __str__ raised {type(broken).__name__})"
+    return {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "text": text,
+        "traceback": "".join(frames.format()),
+        "actor": actor,
+        "endpoint": endpoint,
+        "host": host,
+        "pid": pid,
+    }
+
+
+def _drop_own_frames(frames: traceback.TracebackException) -> None:
+    """Leave out the frames of Roost's own dispatch, which say nothing to a user."""
+    own = [i for i, frame in enumerate(frames.stack) if frame.filename.endswith(OWN_FILES)]
+    for index in reversed(own):
+        if len(frames.stack) > 1:
+            del frames.stack[index]
+
+
+_UNRAISABLE = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
+_kinds: dict[type[BaseException], type[ActorError]] = {}
+
+
+def _joint_type(kind: type[BaseException]) -> type[ActorError]:
+    """A subclass of both ActorError and the remote type, made once a type."""
+    import asyncio
+
+    found = _kinds.get(kind)
+    if found is not None:
+        return found
+    joint: type[ActorError] = ActorError
+    if issubclass(kind, Exception) and not issubclass(kind, (*_UNRAISABLE, asyncio.CancelledError, ActorError)):
+        try:
+            joint = type(kind.__name__, (ActorError, kind), {"__module__": kind.__module__, "__reduce__": _reduce_joint})
+            joint.__qualname__ = kind.__qualname__
+        except TypeError:  # layouts that cannot be joined: the original is still there as `.original`
+            joint = ActorError
+    _kinds[kind] = joint
+    return joint
+
+
+def _reduce_joint(self: ActorError) -> Any:
+    state = {k: v for k, v in self.__dict__.items() if k not in ("original", "__notes__")}
+    return _rebuild_joint, (self.original, state)
+
+
+def _rebuild_joint(original: BaseException, state: dict[str, Any]) -> ActorError:
+    error = join(original)
+    error.__dict__.update(state)
+    return error
+
+
+def join(original: BaseException) -> ActorError:
+    """An ActorError that is also of `original`'s type, with its arguments, attributes and notes."""
+    kind = _joint_type(type(original))
+    try:
+        error = kind.__new__(kind, *original.args)
+    except TypeError:
+        error = ActorError.__new__(ActorError)
+    try:
+        error.args = original.args
+    except (TypeError, AttributeError):
+        pass
+    error.__dict__.update({k: v for k, v in original.__dict__.items() if not k.startswith("_roost")})
+    for name in _slots(type(original)):
+        try:
+            setattr(error, name, getattr(original, name))
+        except (AttributeError, TypeError):
+            continue
+    error.original = original
+    error.__cause__ = original.__cause__
+    error.__suppress_context__ = True
+    return error
+
+
+def _slots(kind: type) -> list[str]:
+    """Members that built-in exceptions keep outside `__dict__` (OSError.errno, UnicodeError.start …)."""
+    return [
+        name
+        for base in kind.__mro__
+        if base not in (object, BaseException, Exception)
+        for name, member in vars(base).items()
+        if type(member).__name__ in ("member_descriptor", "getset_descriptor") and not name.startswith("__")
+    ]
+
+
+def from_record(record: dict[str, Any], rank: int, original: BaseException | None) -> ActorError:
+    """Build the exception to raise at the caller; `original` is None when it did not pickle."""
+    if original is None:
+        original = RemoteException(f"{record['type']}: {record['text']}")
+    error = join(original)
+    error.remote_traceback = record["traceback"]
+    error.actor, error.endpoint = record["actor"], record["endpoint"]
+    error.host, error.pid, error.rank = record["host"], record["pid"], rank
+    return error
+
+
+class RemoteException(Exception):
+    """Stands in for an exception that did not pickle: its type's name and its text."""

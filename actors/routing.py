@@ -1,0 +1,290 @@
+"""Which link a peer's frames take, and what an agent passes on.
+
+To a process on this host: its own unix socket. To one elsewhere: a worker gives its frames to its agent; agents and
+controllers link to the other host's agent. A relay learns the way back from what passes through it. Routing loses
+nothing, because it holds nothing: frames are kept by their sender until the receiver has acknowledged them, and go
+again over whatever route comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from .errors import Unreachable
+from .link.address import AddressError, parse
+from .link.gate import DialError
+from .link.stream import Link
+from .peer import Kept, Peer
+from .wire import frame as f
+from .wire.delivery import expand
+
+if TYPE_CHECKING:
+    from .node import Node
+
+logger = logging.getLogger("roost.routing")
+
+LINK_TIMEOUT = float(os.environ.get("ROOST_LINK_TIMEOUT", "30"))  # seconds without a route until Unreachable
+DIAL_TIMEOUT = 5.0
+BACKOFF = (0.001, 0.5)  # first and longest pause between dials, seconds
+KEEPALIVE = 5.0  # seconds of silence before a ping; after three a link is given up
+TICK = 1.0
+RELAY_HOLD = 64 << 20  # bytes a relay holds for a worker that is still starting
+
+
+class Routing:
+    """The routes of one node. Everything here runs on the I/O thread, but for `begin`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.links: dict[int, Link] = {}  # direct links, by the process at the other end
+        self.ways: dict[int, Link] = {}  # by process: the link a relay's traffic for it takes
+        self.agents: dict[int, tuple[int, str]] = {}  # by process: (agent, its address)
+        self.parent = 0  # a worker's agent
+        self.local: set[int] = set()  # an agent's own workers, linked or still starting
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: dict[int, list[tuple[list[Any], int]]] = {}
+        self._waiting_bytes = 0
+        self._dialing: dict[str, asyncio.Task[Link]] = {}
+        self._progress: dict[int, int] = {}
+        self._ticker: asyncio.TimerHandle | None = None
+        node.io.call(self._tick)
+
+    # routes of this process's own frames
+
+    def begin(self, peer: Peer) -> None:
+        """Find a route for a peer that has none; from any thread, under the peer's lock."""
+        peer.routing = True
+        self.node.io.call(self._start, peer)
+
+    def _start(self, peer: Peer) -> None:
+        if self.node.closed:
+            return
+        peer.silent_since = self.node.io.loop.time()
+        task = self.node.io.loop.create_task(self._find(peer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _find(self, peer: Peer) -> None:
+        loop = self.node.io.loop
+        pause, why = BACKOFF[0], "it has no address and nobody relays to it"
+        while peer.dead is None and not self.node.closed:
+            if peer.link is not None and not peer.link.closed:
+                peer.routing = False
+                return
+            try:
+                link = await self._link_for(peer)
+                if link is not None:
+                    self.attach(peer, link)
+                    return
+            except (DialError, AddressError) as error:
+                why = str(error)
+            if loop.time() - peer.silent_since > LINK_TIMEOUT:
+                text = f"{peer.name} could not be reached for {LINK_TIMEOUT:g} s ({why}); it may live, and what it was asked may have run"
+                error = Unreachable(text, mesh_name=peer.name)
+                self.node.on_unreachable(peer, error)
+                self.node.bury(peer, error)
+                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, BACKOFF[1])
+
+    async def _link_for(self, peer: Peer) -> Link | None:
+        where = peer.where
+        if direct := self.links.get(peer.proc_id):
+            return direct
+        if where is not None and where.node_id == self.node.node_id:
+            return await self._dial(where.address)
+        if self.parent:
+            link = self.links.get(self.parent)
+            if link is not None and where is not None:
+                self.node._control(link, f.ROUTE, self.parent, [where.proc_id, where.agent_id, where.agent_address])
+                self.node._control(link, f.ROUTE, self.parent, [where.agent_id, where.agent_id, where.agent_address])
+            return link
+        if where is not None:
+            return self.links.get(where.agent_id) or await self._dial(where.agent_address)
+        return self.ways.get(peer.proc_id)
+
+    async def _dial(self, address: str) -> Link:
+        """One dial an address at a time; whoever asks meanwhile gets the same link."""
+        task = self._dialing.get(address)
+        if task is None:
+            task = self.node.io.loop.create_task(self.node.gate.dial(parse(address), DIAL_TIMEOUT))
+            self._dialing[address] = task
+            task.add_done_callback(lambda _: self._dialing.pop(address, None))
+        return await asyncio.shield(task)
+
+    def attach(self, peer: Peer, link: Link) -> None:
+        """Give a peer its route, and send again everything it has not acknowledged."""
+        node = self.node
+        with peer.lock:
+            if peer.dead is not None:
+                return
+            peer.routing = False
+            peer.link = link
+            peer.segments.clear()
+            for _, kept in peer.outbox.unacked():
+                assert isinstance(kept, Kept)
+                node._transmit(peer, link, kept, False)
+        if peer.inbox.next_seq > 1:
+            node._acknowledge(peer)
+            for actor in list(peer.granting):
+                node.grant(peer, actor)
+        self._watch(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Ask the agent of a process this node sends to to tell of its death."""
+        where = peer.where
+        if peer.watched or where is None or where.agent_id in (peer.proc_id, self.node.proc_id):
+            return
+        peer.watched = True
+        agent = self.node.peer(where.agent_id, f"agent of {where.host}")
+        if agent.where is None and where.agent_id != self.parent:
+            agent.where = agent_ref(where)
+        fields = [None, 0, "watch", 0, 0, None, None, [where.proc_id]]
+        self.node._post_quietly(agent, f.CALL, f.packb(fields))
+
+    def learn(self, peer: Peer, link: Link) -> None:
+        """A frame came from a peer that has no route: answer the way it came."""
+        if link.peer.proc_id == peer.proc_id or peer.where is None or peer.where.node_id != self.node.node_id:
+            self.attach(peer, link)
+
+    # links
+
+    def joined(self, link: Link) -> None:
+        """A link has proved the secret."""
+        proc_id = link.peer.proc_id
+        self.links[proc_id] = link
+        self.ways[proc_id] = link
+        peer = self.node.peer(proc_id, link.peer.name)
+        peer.name = link.peer.name
+        if peer.link is None or peer.link.closed or peer.link.peer.proc_id != proc_id:
+            self.attach(peer, link)
+        for parts, nbytes in self._waiting.pop(proc_id, ()):
+            self._waiting_bytes -= nbytes
+            link.send(parts, nbytes)
+
+    def broken(self, link: Link, why: str) -> None:
+        """A link is gone: find its peers another way, if anything is kept or awaited."""
+        logger.debug("%s lost %r: %s", self.node.name, link, why)
+        for table in (self.links, self.ways):
+            for proc_id in [p for p, used in table.items() if used is link]:
+                del table[proc_id]
+        awaited = {peer for call in list(self.node.pending.values()) for peer in call.peers}
+        for peer in list(self.node.peers.values()):
+            if peer.link is not link:
+                continue
+            with peer.lock:
+                peer.link = None
+                peer.segments.clear()
+                wanted = peer.dead is None and not peer.routing and (peer.outbox.kept or peer in awaited)
+                if wanted and (peer.where is not None or self.parent):
+                    self.begin(peer)
+
+    # relaying
+
+    def relay(self, link: Link, header: tuple[int, ...], envelope: Any, body: Any) -> None:
+        """Pass a frame on to its destination."""
+        dst, src = header[5], header[6]
+        if src not in self.links:
+            self.ways[src] = link
+        parts = [f.HEADER.pack(*header) + envelope]
+        if len(body):
+            parts.append(body)
+        self._forward(dst, src, parts, f.HEADER_SIZE + header[3] + header[4])
+
+    def _forward(self, dst: int, src: int, parts: list[Any], nbytes: int) -> None:
+        link = self.links.get(dst) or self.ways.get(dst)
+        if link is not None:
+            link.send(parts, nbytes)
+            return
+        known = self.agents.get(dst)
+        if (dst in self.local or known) and self._waiting_bytes + nbytes <= RELAY_HOLD:
+            waiting = self._waiting.setdefault(dst, [])
+            waiting.append((parts, nbytes))
+            self._waiting_bytes += nbytes
+            if known and len(waiting) == 1:
+                task = self.node.io.loop.create_task(self._open_way(dst, *known))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+            return
+        back = self.links.get(src) or self.ways.get(src)
+        if back is not None:
+            self.node._control(back, f.LOST, src, [dst, f"{self.node.name} knows no way to it"])
+
+    async def _open_way(self, dst: int, agent: int, address: str) -> None:
+        try:
+            link = self.links.get(agent) or await self._dial(address)
+        except (DialError, AddressError) as error:
+            logger.warning("%s cannot pass frames on to %s: %s", self.node.name, address, error)
+            for _, nbytes in self._waiting.pop(dst, ()):
+                self._waiting_bytes -= nbytes
+            return
+        self.ways[dst] = link
+        for parts, nbytes in self._waiting.pop(dst, ()):
+            self._waiting_bytes -= nbytes
+            link.send(parts, nbytes)
+
+    def taught(self, fields: list[Any]) -> None:
+        """A worker tells its agent where a process elsewhere is."""
+        proc_id, agent, address = fields
+        self.agents[proc_id] = (agent, address)
+
+    def fan_out(self, peer: Peer, fields: list[Any], body: Any) -> None:
+        """A cast has come to this host: one frame to each of its ranks here, all with the same envelope and body."""
+        kind, envelope, epoch, destinations, seqs, acks, ranks = fields
+        count = len(destinations)
+        size = len(body)
+        for dst, seq, ack, rank in zip(destinations, expand(seqs, count), expand(acks, count), ranks, strict=True):
+            head = f.HEADER.pack(f.MAGIC, f.VERSION, kind, len(envelope), size, dst, peer.proc_id, seq, ack, epoch, rank)
+            parts = [head + envelope, body] if size else [head + envelope]
+            self._forward(dst, peer.proc_id, parts, len(parts[0]) + size)
+
+    def lost(self, fields: list[Any]) -> None:
+        """A relay could not pass a frame on: its route is learned anew when the frame goes again."""
+        peer = self.node.peers.get(fields[0])
+        if peer is not None:
+            logger.info("a frame for %s was not delivered: %s", peer.name, fields[1])
+
+    # time
+
+    def _tick(self) -> None:
+        """Once a second: keep-alives on tcp links, and frames again to peers behind relays that make no progress."""
+        node = self.node
+        if node.closed:
+            return
+        now = node.io.loop.time()
+        for link in list(self.links.values()):
+            silent = now - link.heard
+            if not link.same_host_socket and silent > KEEPALIVE:
+                if silent > 3 * KEEPALIVE + TICK:
+                    link.close(f"nothing was heard for {silent:.0f} s")
+                else:
+                    node._control(link, f.PING, link.peer.proc_id, [])
+        for peer in list(node.peers.values()):
+            if peer.link is None or not peer.outbox.kept or peer.link.peer.proc_id == peer.proc_id:
+                self._progress.pop(peer.proc_id, None)
+                continue
+            if self._progress.get(peer.proc_id) == peer.acked and not peer.link.queued_bytes:
+                self.attach(peer, peer.link)
+            self._progress[peer.proc_id] = peer.acked
+        self._ticker = node.io.loop.call_later(TICK, self._tick)
+
+    def close(self) -> None:
+        """Close every link."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in list(self.tasks):
+            task.cancel()
+        for link in list(self.links.values()):
+            link.close("this process is ending")
+
+
+def agent_ref(where: Any) -> Any:
+    """Where the agent of a process is."""
+    from .refs import ProcRef
+
+    return ProcRef(
+        where.agent_id, f"agent of {where.host}", "", where.host, where.agent_address, where.agent_id, where.agent_address, 0
+    )

@@ -1,0 +1,119 @@
+"""What every process of a job sets up around its node: mailboxes, supervision, events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from .calls import WANTS_ANSWER
+from .cell import Cell
+from .context import Message
+from .errors import ActorStopped, MeshFailure
+from .node import Node, set_node
+from .peer import Peer
+from .supervision import Supervisor
+from .wire.errors import ProtocolError
+
+logger = logging.getLogger("roost")
+
+ORPHAN_WAIT = 30.0  # seconds a call waits for an actor whose spawning has not arrived yet
+GRAVES = 10_000  # actors that have ended and are remembered, so that late calls learn why
+
+
+class Runtime:
+    """The node of this process and what stands around it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.supervisor = Supervisor(node)
+        self.graves: dict[int, MeshFailure] = {}
+        self.events: dict[str, Callable[..., None]] = {
+            "actor failed": self._actor_failed,
+        }
+        self._early: dict[int, list[Message]] = {}
+        node.deliver_call = self.deliver
+        node.on_event = self._event
+        node.on_unreachable = self.supervisor.unreachable
+        set_node(node)
+
+    def __repr__(self) -> str:
+        return f"<Runtime of {self.node.name}>"
+
+    # calls
+
+    def deliver(self, peer: Peer, rank: int, fields: list[Any], body: Any) -> None:
+        """A call has come, on the I/O thread: into the mailbox of its actor."""
+        if len(fields) != 7:
+            raise ProtocolError(f"{peer.name} sent a call of {len(fields)} fields instead of 7")
+        cell = self.node.cells.get(fields[1])
+        data, buffers = self.node.open_body(fields[0], body)
+        message = Message(cell, peer, rank, fields, data, buffers, len(body))  # type: ignore[arg-type]
+        if cell is not None:
+            cell.deliver(message)
+            return
+        grave = self.graves.get(fields[1])
+        if grave is not None:
+            self._refuse(message, fields[1], grave)
+            return
+        waiting = self._early.setdefault(fields[1], [])
+        waiting.append(message)
+        if len(waiting) == 1:
+            self.node.io.loop.call_later(ORPHAN_WAIT, self._expire, fields[1])
+
+    def _expire(self, actor_id: int) -> None:
+        for message in self._early.pop(actor_id, ()):
+            self._refuse(message, actor_id, ActorStopped(f"{self.node.name} has no such actor (any more)"))
+
+    def _refuse(self, message: Message, actor_id: int, error: MeshFailure) -> None:
+        """Answer a call whose actor is not there."""
+        cell = Cell.__new__(Cell)  # a cell that never lived: only its way of answering is wanted
+        cell.node, cell.actor_id, cell.name, cell.rank = self.node, actor_id, error.mesh_name or "the actor", 0
+        cell.waiting = {message.key: message}
+        if message.flags & WANTS_ANSWER:
+            cell.answer_error(message, error)
+
+    def settle(self, cell: Cell) -> None:
+        """An actor begins to live here: what came before it is delivered."""
+        self.node.cells[cell.actor_id] = cell
+        for message in self._early.pop(cell.actor_id, ()):
+            message.cell = cell
+            cell.deliver(message)
+
+    def bury_cell(self, cell: Cell) -> None:
+        """An actor has ended; late calls learn why."""
+        self.node.cells.pop(cell.actor_id, None)
+        while len(self.graves) >= GRAVES:
+            del self.graves[next(iter(self.graves))]
+        self.graves[cell.actor_id] = cell.gone()
+
+    # events
+
+    def _event(self, peer: Peer, fields: list[Any]) -> None:
+        handler = self.events.get(fields[0])
+        if handler is None:
+            logger.debug("%s told of %r, which means nothing here", peer.name, fields[0])
+            return
+        handler(peer, *fields[1:])
+
+    def _actor_failed(
+        self, peer: Peer, actor_id: int, owner: int, rank: int, name: str, reason: str, record: dict[str, Any]
+    ) -> None:
+        self.supervisor.actor_failed(actor_id, owner, rank, name, reason, record, peer.proc_id)
+
+
+_runtime: list[Runtime] = []
+
+
+def set_runtime(runtime: Runtime | None) -> None:
+    """Install this process's runtime."""
+    _runtime.clear()
+    if runtime is not None:
+        _runtime.append(runtime)
+    else:
+        set_node(None)
+
+
+def current_runtime() -> Runtime | None:
+    """This process's runtime, if Roost runs here."""
+    return _runtime[0] if _runtime else None

@@ -1,0 +1,260 @@
+"""Supervision: who hears of a failure, and when nobody did.
+
+Everything spawned has one owner: the actor that spawned it, or the program. A failure goes to the owner's
+`__supervise__`. Where nobody handled it there it is held, until
+  - its exception has been raised out of some `get()` or `await`: then it is handled;
+  - the futures that would raise it have all been collected, or `FAULT_GRACE` seconds have passed: then the owner
+    fails in turn, and its owner is asked; at the top stands `roost.actors.unhandled_fault_hook`.
+
+Runs on the I/O thread; hooks run on the home thread of their actor, the fault hook on the callback thread.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import logging
+import os
+import sys
+import threading
+from typing import Any, Protocol
+
+from .errors import ActorDied, ActorStopped, MeshFailure
+from .future import Future
+from .node import Node
+from .peer import Peer
+from .refs import ROOT_ACTOR, ActorId
+
+logger = logging.getLogger("roost.supervision")
+
+FAULT_GRACE = float(os.environ.get("ROOST_FAULT_GRACE", "5"))  # seconds a failure is held for somebody to see it
+DYING_WAIT = 0.05  # seconds in which a dead process's last words, still in its socket, are read
+
+
+class Ended(Protocol):
+    """How a process ended; `roost.mesh.launch.ExitReport` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def stderr_tail(self) -> tuple[str, ...]: ...
+    def sentence(self) -> str: ...
+
+
+class Owned:
+    """Something that was spawned here, as its owner's process knows it."""
+
+    __slots__ = ("actor_id", "broken", "name", "owner", "ranks", "stopping")
+
+    def __init__(self, name: str, owner: ActorId, ranks: dict[int, int], actor_id: int = 0) -> None:
+        self.name = name
+        self.owner = owner
+        self.ranks = ranks  # by process
+        self.actor_id = actor_id  # 0: it is the processes themselves
+        self.stopping = ""
+        self.broken: dict[int, MeshFailure] = {}
+
+    def __repr__(self) -> str:
+        what = "actors" if self.actor_id else "processes"
+        return f"<Owned {what} {self.name}, {len(self.ranks)} ranks{', stopping' if self.stopping else ''}>"
+
+
+class Failure:
+    """One failure and what has become of it."""
+
+    def __init__(self, supervisor: Supervisor, error: MeshFailure, owner: ActorId) -> None:
+        self.error = error
+        self.owner = owner
+        self.handled = False
+        self._supervisor = supervisor
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Failure of {self.error.mesh_name}: {'handled' if self.handled else 'held'}>"
+
+    def hold(self) -> None:
+        """A future will raise it."""
+        with self._lock:
+            self._holders += 1
+
+    def delivered(self) -> None:
+        """It was raised out of a `get()` or `await`: somebody knows."""
+        self.handled = True
+
+    def dropped(self) -> None:
+        """A future that would have raised it is gone."""
+        with self._lock:
+            self._holders -= 1
+            over = self._holders == 0 and not self.handled and not self._over
+        if over and not self._supervisor.node.closed:
+            self._supervisor.node.io.call(self.give_up)
+
+    def start_holding(self) -> None:
+        """Nobody handled it at once; wait for somebody to see it."""
+        if not self.handled:
+            self._timer = self._supervisor.node.io.loop.call_later(FAULT_GRACE, self.give_up)
+
+    def give_up(self) -> None:
+        """Nobody saw it: the owner fails."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.handled or self._over:
+            return
+        self._over = True
+        self._supervisor.escalate(self)
+
+
+class Supervisor:
+    """The failures that one process hears of."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.owned: list[Owned] = []
+        self.held: list[Failure] = []
+        self.reports: dict[int, Ended] = {}
+        self._dying: dict[int, Any] = {}
+
+    def own(self, owned: Owned) -> Owned:
+        """Remember something that was spawned here."""
+        self.owned.append(owned)
+        return owned
+
+    def disown(self, owned: Owned) -> None:
+        """It has been stopped."""
+        if owned in self.owned:
+            self.owned.remove(owned)
+
+    # deaths of processes
+
+    def exited(self, proc_id: int, report: Ended, planned: bool, reason: str) -> None:
+        """An agent tells that a process has ended. What it had still said is read first."""
+        if proc_id in self.reports:
+            return
+        self.reports[proc_id] = report
+        link = self.node.routing.links.get(proc_id)
+        if link is None or link.closed:
+            self._bury(proc_id, report, planned, reason)
+        else:
+            self._poll(proc_id, report, planned, reason, self.node.io.loop.time() + DYING_WAIT)
+
+    def _poll(self, proc_id: int, report: Ended, planned: bool, reason: str, until: float) -> None:
+        link = self.node.routing.links.get(proc_id)
+        if link is None or link.closed or self.node.io.loop.time() > until:
+            self._bury(proc_id, report, planned, reason)
+        else:
+            self.node.io.loop.call_later(0.001, self._poll, proc_id, report, planned, reason, until)
+
+    def _bury(self, proc_id: int, report: Ended, planned: bool, reason: str) -> None:
+        peer = self.node.peer(proc_id, report.name)
+        error: MeshFailure
+        if planned:
+            error = ActorStopped(f"{report.name} was stopped: {reason}", mesh_name=report.name)
+        else:
+            error = ActorDied(death_sentence(report), mesh_name=report.name, report=report)
+            self._fail_owners(proc_id, error)
+        self.node.bury(peer, error)
+
+    def unreachable(self, peer: Peer, error: MeshFailure) -> None:
+        """A peer was given up; its owner hears of it as of a death."""
+        self._fail_owners(peer.proc_id, error)
+
+    def _fail_owners(self, proc_id: int, error: MeshFailure) -> None:
+        told: set[ActorId] = set()
+        for owned in sorted(self.owned, key=lambda o: o.actor_id):  # processes first: their death is the cause
+            rank = owned.ranks.get(proc_id)
+            if rank is None or owned.stopping or rank in owned.broken:
+                continue
+            owned.broken[rank] = error
+            if owned.owner in told:
+                continue
+            told.add(owned.owner)
+            failure = self.fail(owned, rank, error)
+            if not hasattr(error, "_roost_failure"):
+                error._roost_failure = failure  # type: ignore[attr-defined]
+
+    # failures of actors
+
+    def actor_failed(self, actor_id: int, owner: int, rank: int, name: str, reason: str, record: dict[str, Any], proc_id: int) -> None:
+        """A process tells that an actor there has failed."""
+        for owned in self.owned:
+            if owned.actor_id == actor_id and not owned.stopping:
+                error = ActorDied(f"{name} at rank {rank} has failed: {reason}\n{record.get('traceback', '')}".rstrip(), mesh_name=name)
+                error.crashed_ranks = (rank,)
+                if rank not in owned.broken:
+                    owned.broken[rank] = error
+                    error._roost_failure = self.fail(owned, rank, error)  # type: ignore[attr-defined]
+                return
+
+    def fail(self, owned: Owned, rank: int, cause: MeshFailure) -> Failure:
+        """Tell the owner; hold the failure where it is not handled there."""
+        error = MeshFailure(
+            str(cause.args[0]), mesh_name=owned.name, crashed_ranks=(rank,), cause=cause, report=cause.exit_report
+        )
+        failure = Failure(self, error, owned.owner)
+        self.held.append(failure)
+        cell = self.node.cells.get(owned.owner.actor_id)
+        if cell is None:
+            failure.start_holding()
+            return failure
+
+        def answered(handled: bool, problem: BaseException | None) -> None:
+            if problem is not None:
+                error.add_note(f"{cell.name}.__supervise__ raised {type(problem).__name__}: {problem}")
+            if handled:
+                failure.delivered()
+            else:
+                self.node.io.call(failure.start_holding)
+
+        cell.supervise(error, answered)
+        return failure
+
+    def escalate(self, failure: Failure) -> None:
+        """The owner did not handle it and nobody saw it."""
+        owner = failure.owner
+        cell = self.node.cells.get(owner.actor_id)
+        if cell is not None:
+            cell.fail_from_outside(failure.error, f"{failure.error.mesh_name}, which it owns, has failed: {failure.error.reason}")
+        elif owner.actor_id == ROOT_ACTOR:
+            report_fault(failure.error)
+
+    def settle(self) -> list[MeshFailure]:
+        """At the end of the program: the failures that nobody has seen."""
+        unseen = [failure.error for failure in self.held if not failure.handled and not failure._over]
+        self.held.clear()
+        return unseen
+
+
+def death_sentence(report: Ended) -> str:
+    """The exit report in one sentence, with the last lines of the process's output."""
+    text = report.sentence()
+    if report.stderr_tail:
+        text += "; its last output:\n    " + "\n    ".join(report.stderr_tail[-8:])
+    return text
+
+
+def default_fault_hook(failure: MeshFailure) -> None:
+    """Write the report to stderr and, in a script, interrupt the program. A notebook goes on."""
+    sys.stderr.write(f"Roost: a failure that nobody handled\n{failure.report()}\n")
+    sys.stderr.flush()
+    if not in_notebook():
+        _thread.interrupt_main()
+
+
+def in_notebook() -> bool:
+    """Whether this program is an IPython session or a notebook kernel."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def report_fault(failure: MeshFailure) -> None:
+    """Call the hook that stands in `roost.actors.unhandled_fault_hook` now, on the callback thread."""
+
+    def call(_: Any) -> None:
+        from .. import actors
+
+        actors.unhandled_fault_hook(failure)
+
+    Future.completed(None).add_done_callback(call)

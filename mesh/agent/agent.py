@@ -1,0 +1,272 @@
+"""The host agent: one a host, no torch, no user code. It launches, watches and reaps the workers, relays frames
+for them, and tells who asked how each ended.
+
+Started by the controller as `python -m roost.mesh.agent`, with its configuration on standard input (the secret never
+stands on a command line or in an environment) and its addresses as one line on standard output. It dies with the
+process that started it, and its workers with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from ...actors.calls import tell
+from ...actors.errors import MeshFailure
+from ...actors.link.address import parse
+from ...actors.link.io import IoThread
+from ...actors.link.stream import Link
+from ...actors.node import Node
+from ...actors.peer import Peer
+from ...actors.refs import ProcRef
+from ...actors.runtime import Runtime, set_runtime
+from ..identity import identity_of
+from ..launch import ExitReport, Launched, Launcher, ProcSpec, ZygoteKey, zygote_key
+from .output import OutputTail
+
+logger = logging.getLogger("roost.agent")
+
+READY_TIMEOUT = 60.0  # seconds a worker may take from its first instruction to its link, while it lives
+WORKER_ENTRY = "roost.mesh.worker:main"
+GRACE = 0.3  # seconds between SIGTERM and SIGKILL for a worker that did not end when asked
+
+
+class Agent:
+    """The agent of one host."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.run_dir = Path(config["run_dir"])
+        self.io = IoThread(own_thread=False)
+        identity = identity_of(config["proc_id"], config["node_id"], config["name"], "agent", "")
+        self.node = Node(identity, config["secret"], self.io)
+        self.node.host = config["host"]
+        self.runtime = Runtime(self.node)
+        set_runtime(self.runtime)
+        self.launcher = Launcher(self.io.loop, self.run_dir, self._exited, host=config["host"], node_id=config["node_id"])
+        self.output = OutputTail(self.node)
+        self.watchers: dict[int, set[int]] = {}
+        self.ended: dict[int, tuple[ExitReport, bool, str]] = {}
+        self.stopping: dict[int, str] = {}
+        self.ready: dict[int, asyncio.Future[None]] = {}
+        self.over = asyncio.Event()
+        self._checks: list[Callable[[], None]] = []
+        self.node.system.update({
+            "spawn": self.spawn, "stop": self.stop, "signal": self.signal, "watch": self.watch, "warm": self.warm,
+            "shutdown": self.shutdown, "resources": self.resources,
+        })  # fmt: skip
+        joined = self.node.routing.joined
+
+        def note_joined(link: Link) -> None:
+            joined(link)
+            waiter = self.ready.get(link.peer.proc_id)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+
+        self.node.routing.joined = note_joined  # type: ignore[method-assign]
+
+    async def run(self, ready: int) -> None:
+        """Listen, say where, and work until told to stop or the controller is gone."""
+        self.launcher.adopt()
+        unix = self.node.gate.listen(parse(f"unix://{self.run_dir}/{self.node.proc_id:x}.sock"))
+        addresses = [str(unix)]
+        for wanted in self.config["listen"]:
+            addresses.append(str(self.node.gate.listen(parse(wanted))))
+        advertised = addresses[-1]
+        self.node.ref = ProcRef(
+            self.node.proc_id, self.config["name"], self.node.node_id, self.config["host"], str(unix), self.node.proc_id, advertised, 0
+        )
+        self.node.gate.set_identity(
+            identity_of(self.node.proc_id, self.node.node_id, self.config["name"], "agent", advertised)
+        )
+        os.write(ready, msgpack.packb({"addresses": addresses, "pid": os.getpid(), "ref": self.node.ref.to_wire()}))
+        os.close(ready)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self.over.set)
+        self.output.start()
+        warm = loop.create_task(self._warm_quietly(ZygoteKey(preload=("roost.mesh.worker",))))
+        await self.over.wait()
+        warm.cancel()
+        await self.close()
+
+    async def _warm_quietly(self, key: ZygoteKey) -> None:
+        try:
+            await self.launcher.warm(key)
+        except Exception as error:  # noqa: BLE001 - it is started again, and judged, when it is needed
+            logger.info("the zygote was not started ahead: %s", error)
+
+    async def close(self) -> None:
+        """End every worker and every zygote, then leave."""
+        for proc_id in self.launcher.live():
+            self.stopping.setdefault(proc_id, "its host agent ends")
+        await self.launcher.close(GRACE)
+        self.output.stop()
+        await asyncio.sleep(0)
+        self.node.close()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    # requests
+
+    async def spawn(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """[common, members]: start workers; the answer is for each None, or the sentence that says why not."""
+        common, members = arguments
+        specs = []
+        for member in members:
+            ref = ProcRef.from_wire(member["ref"])
+            node.routing.local.add(ref.proc_id)
+            self.ready[ref.proc_id] = node.io.loop.create_future()
+            self.watchers.setdefault(ref.proc_id, set()).add(peer.proc_id)
+            self.output.follow(ref.proc_id, ref.name, self._output(ref), peer)
+            specs.append(self._spec(ref, common, member, bytes(body)))
+        answers = await self.launcher.launch(specs)
+        results: list[str | None] = []
+        for spec, answer in zip(specs, answers, strict=True):
+            if isinstance(answer, Launched):
+                results.append(None)
+                for note in answer.notes:
+                    node.event(peer, "note", note)
+            else:
+                self._forget(spec.proc_id)
+                results.append(str(answer))
+        waiters = [self.ready[spec.proc_id] for spec in specs if spec.proc_id in self.ready]
+        if waiters:
+            await asyncio.wait(waiters, timeout=READY_TIMEOUT)
+        for i, spec in enumerate(specs):
+            if results[i] is None:
+                results[i] = self._unready(spec)
+            self.ready.pop(spec.proc_id, None)
+        return results
+
+    def _output(self, ref: ProcRef) -> str:
+        folder = Path(self.config.get("log_dir") or self.run_dir / "logs")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return str(folder / f"{ref.name}-{ref.proc_id:x}.log")
+
+    def _unready(self, spec: ProcSpec) -> str | None:
+        waiter = self.ready.get(spec.proc_id)
+        if spec.proc_id in self.ended:
+            report = self.ended[spec.proc_id][0]
+            tail = "".join(f"\n    {line}" for line in report.stderr_tail[-8:])
+            return f"{report.sentence()} before it was ready{tail}"
+        if waiter is not None and not waiter.done():
+            return f"worker {spec.name} did not link to its agent within {READY_TIMEOUT:g} s"
+        return None
+
+    def _spec(self, ref: ProcRef, common: dict[str, Any], member: dict[str, Any], bootstrap: bytes) -> ProcSpec:
+        payload = {
+            "ref": member["ref"], "secret": self.config["secret"], "agent": f"unix://{self.run_dir}/{self.node.proc_id:x}.sock",
+            "owner": common["owner"], "bootstrap": bootstrap or None, "definitions": common.get("definitions", []),
+        }  # fmt: skip
+        return ProcSpec(
+            proc_id=ref.proc_id, name=ref.name, entry=WORKER_ENTRY, payload=msgpack.packb(payload), env=common.get("env") or {},
+            rank_env=member.get("rank_env") or {}, preload=("roost.mesh.worker", *(common.get("preload") or ())),
+            python=member.get("python") or common.get("python"), command=tuple(member.get("command") or common.get("command") or ()) or None,
+            cpus=member.get("cpus"), cwd=common.get("cwd"), sys_path=tuple(common.get("sys_path") or ()), output=self._output(ref),
+        )  # fmt: skip
+
+    async def warm(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """[preload, env, sys_path]: have a zygote ready that has imported these modules."""
+        preload, env, sys_path = arguments
+        probe = ProcSpec(
+            proc_id=0, name="", entry=WORKER_ENTRY, payload=b"", output="", preload=("roost.mesh.worker", *preload), env=env,
+            sys_path=tuple(sys_path),
+        )  # fmt: skip
+        return list(await self.launcher.warm(zygote_key(probe)))
+
+    async def stop(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """[processes, reason, seconds]: ask them to end, then make them; the answer is how each ended."""
+        proc_ids, reason, grace = arguments
+        live = [proc_id for proc_id in proc_ids if proc_id in self.launcher.live()]
+        for proc_id in live:
+            self.stopping[proc_id] = reason
+        gone = asyncio.Event()
+
+        def check() -> None:
+            if all(proc_id in self.ended for proc_id in live):
+                gone.set()
+
+        self._checks.append(check)
+        try:
+            for proc_id in live:
+                if proc_id in node.routing.links:
+                    tell(node, node.peer(proc_id), "end", reason, grace)
+            check()
+            async with asyncio.timeout(max(grace, 0.05)):
+                await gone.wait()
+        except TimeoutError:
+            logger.info("workers that did not end within %g s of being asked are killed", grace)
+        except MeshFailure as error:
+            logger.debug("a worker ended while it was asked to: %s", error)
+        finally:
+            self._checks.remove(check)
+        await self.launcher.stop(live, GRACE)
+        return [self.ended[proc_id][0].to_wire() for proc_id in live if proc_id in self.ended]
+
+    def signal(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """[process, number]: send a signal; it counts as unplanned."""
+        proc_id, number = arguments
+        live = self.launcher.live().get(proc_id)
+        if live is None:
+            return False
+        os.kill(live.pid, number)  # not through the launcher, which would report it as a stop on request
+        return True
+
+    def watch(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """[processes]: tell this peer when they end; at once if they have."""
+        for proc_id in arguments:
+            known = self.ended.get(proc_id)
+            if known is not None:
+                self._tell(peer, proc_id, *known)
+            elif proc_id in self.launcher.live() or proc_id in self.ready:
+                self.watchers.setdefault(proc_id, set()).add(peer.proc_id)
+        return True
+
+    def shutdown(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """End this agent, and all that runs under it."""
+        node.io.loop.call_later(0.001, self.over.set)
+        return True
+
+    def resources(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """What this host has: cores and devices."""
+        from ..devices import detect
+
+        devices = detect()
+        return {"cpus": len(os.sched_getaffinity(0)), "devices": [devices.kind, list(devices.ids)]}
+
+    # deaths
+
+    def _exited(self, proc_id: int, report: ExitReport) -> None:
+        reason = self.stopping.pop(proc_id, "")
+        planned = bool(reason)
+        self.ended[proc_id] = (report, planned, reason)
+        while len(self.ended) > 10_000:
+            del self.ended[next(iter(self.ended))]
+        waiter = self.ready.get(proc_id)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        self.output.last(proc_id)
+        for watcher in self.watchers.pop(proc_id, ()):
+            self._tell(self.node.peer(watcher), proc_id, report, planned, reason)
+        self._forget(proc_id)
+        for check in list(self._checks):
+            check()
+
+    def _forget(self, proc_id: int) -> None:
+        self.node.routing.local.discard(proc_id)
+        for _, nbytes in self.node.routing._waiting.pop(proc_id, ()):
+            self.node.routing._waiting_bytes -= nbytes
+        peer = self.node.peers.get(proc_id)
+        if peer is not None:
+            self.node.bury(peer, MeshFailure(f"{peer.name} has ended"))
+
+    def _tell(self, peer: Peer, proc_id: int, report: ExitReport, planned: bool, reason: str) -> None:
+        self.node.event(peer, "exited", proc_id, report.to_wire(), planned, reason)

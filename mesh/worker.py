@@ -1,0 +1,137 @@
+"""The worker: a process that runs actors. The launcher calls `main` in its main thread.
+
+The I/O thread links to the host's agent and, on the same host, to whoever asked for the process; the main thread is
+home to the first actor, others get a thread each. The process ends when its agent asks it to, or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from ..actors.link.address import parse
+from ..actors.link.gate import DialError
+from ..actors.link.io import IoThread
+from ..actors.node import Node
+from ..actors.peer import Peer
+from ..actors.refs import ProcRef
+from ..actors.runtime import Runtime, set_runtime
+from ..actors.wire import pickling
+from ..actors.wire.definitions import DEFINITIONS
+from .homes import Homes
+from .identity import identity_of
+from .launch import on_user_fork
+from .life import watch_exits
+
+logger = logging.getLogger("roost.worker")
+
+DIAL_TIMEOUT = 10.0
+LAST_WORDS = 1.0  # seconds for answers still queued to leave when the process ends
+
+
+class Worker:
+    """The process, seen from inside."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.ref = ProcRef.from_wire(config["ref"])
+        self.io = IoThread()
+        identity = identity_of(self.ref.proc_id, self.ref.node_id, self.ref.name, "worker", self.ref.address)
+        self.node = Node(identity, config["secret"], self.io)
+        self.node.ref = self.ref
+        self.node.host = self.ref.host
+        self.runtime = Runtime(self.node)
+        set_runtime(self.runtime)
+        self.homes = Homes(self.runtime, use_main_thread=True)
+        self.node.system.update({"end": self.end, "statistics": self.statistics})
+        watch_exits(self.runtime)
+        on_user_fork(self._forked)
+
+    def _forked(self) -> None:
+        """In a child that user code forked: let go of Roost's sockets, and of Roost."""
+        for link in list(self.node.routing.links.values()):
+            try:
+                os.close(link._sock.fileno())
+            except OSError:
+                continue
+        set_runtime(None)
+
+    async def join(self) -> None:
+        """Link to the agent and, on the same host, to the owner."""
+        self.node.routing.parent = self.ref.agent_id
+        await self.node.gate.dial(parse(self.config["agent"]), DIAL_TIMEOUT)
+        owner = ProcRef.from_wire(self.config["owner"])
+        peer = self.node.peer_at(owner)
+        if owner.node_id == self.ref.node_id and peer.link is None:
+            try:
+                await self.node.gate.dial(parse(owner.address), DIAL_TIMEOUT)
+            except DialError as error:
+                logger.info("%s: %s", self.ref.name, error)
+
+    def run(self) -> None:
+        """Start, then be home to one actor after the other, until the agent says that it is over."""
+        self.node.gate.listen(parse(self.ref.address))
+        bootstrap = self.config.get("bootstrap")
+        if bootstrap is not None:
+            run_bootstrap(bootstrap)
+        self.io.submit(self.join()).result(DIAL_TIMEOUT * 2)
+        self.homes.live_on_main_thread()
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the last answers leave."""
+
+        async def drain() -> None:
+            self.node.flush()
+            loop = asyncio.get_running_loop()
+            until = loop.time() + LAST_WORDS
+            while loop.time() < until and any(link.queued_bytes for link in self.node.routing.links.values()):
+                await asyncio.sleep(0.001)
+            self.node.close()
+
+        self.io.submit(drain()).result(LAST_WORDS + 2)
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+    # requests, on the I/O thread
+
+    async def end(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """[reason, seconds]: stop every actor, then leave."""
+        reason, timeout = arguments
+        await self.homes.close(reason, timeout)
+        return True
+
+    def statistics(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """Mailboxes, links, pool."""
+        return {
+            "name": self.ref.name, "pid": os.getpid(), "actors": [cell.statistics() for cell in node.cells.values()],
+        }  # fmt: skip
+
+
+def run_bootstrap(packed: bytes) -> None:
+    """Run the user's bootstrap, sync or async, before any actor."""
+    function: Callable[[], Any] = pickling.unpack(packed)  # type: ignore[assignment]
+    answer = function()
+    if hasattr(answer, "__await__"):
+
+        async def wait() -> None:
+            await answer
+
+        asyncio.run(wait())
+
+
+def main(payload: bytes) -> None:
+    """The entry point that the launcher calls."""
+    config = msgpack.unpackb(payload)
+    logging.basicConfig(level=os.environ.get("ROOST_LOG", "WARNING"), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    for content, blob in config.get("definitions", ()):
+        DEFINITIONS.learn(content, blob)
+    Worker(config).run()
+
+
