@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import bodies
-from .errors import ActorError, Busy, MeshFailure, RoostError, from_record
+from .errors import ActorError, Busy, MeshFailure, RoostError, from_portable, from_record
 from .future import _FAILED, Future
 from .node import Node
 from .peer import Peer
@@ -32,8 +32,8 @@ def decode_answer(kind: int, rank: int, fields: list[Any], data: Any, buffers: l
     original = None
     if len(data):
         try:
-            original, cause = pickling.unpack(data, buffers)
-            if cause is not None:
+            original, cause = map(from_portable, pickling.unpack(data, buffers))  # type: ignore[arg-type]
+            if original is not None and cause is not None:
                 original.__cause__ = cause
         except Exception as error:  # noqa: BLE001 - a user's exception may fail to unpickle in any way
             record = {**record, "text": f"{record['text']} (it did not unpickle here: {type(error).__name__}: {error})"}
@@ -84,15 +84,20 @@ class _Call(Future[Any]):
         if isinstance(record, dict) and record.get("cancelled"):
             self._note = f"{record['cancelled']}"
 
-    def _fail(self, error: BaseException, failure: Any = None) -> None:
-        if failure is None:
-            failure = getattr(error, "_roost_failure", None)
-        if failure is not None and not self.done():
+    def _fail(self, error: BaseException) -> None:
+        self._hold(getattr(error, "_roost_failure", None))
+        self.set_exception(error)
+
+    def _hold(self, failure: Any) -> None:
+        """This future will raise a failure: whoever asks for its value has then heard of it."""
+        if failure is not None and self._failure is None and not self.done():
             self._failure = failure
             failure.hold()
-        if not self.set_exception(error) and failure is not None:
-            self._failure = None
-            failure.dropped()
+
+    def _hold_gone(self, peer: Peer, fields: list[Any]) -> None:
+        """The answer says that the actor is gone."""
+        if isinstance(fields[5], dict) and fields[5].get("gone"):
+            self._hold(self.node.failure_of(fields[2], peer.proc_id))
 
 
 class OneCall(_Call):
@@ -110,6 +115,8 @@ class OneCall(_Call):
             if kind == f.ERROR:
                 self._note_cancelled(rank, fields)
             return
+        if kind == f.ERROR:
+            self._hold_gone(peer, fields)
         self.set_raw((kind, rank, fields, *self.node.open_body(fields[0], body)))
 
     def lost(self, peer: Peer, error: Exception) -> None:
@@ -169,6 +176,7 @@ class MeshCall(_Call):
             if self.cancelled():
                 self._note_cancelled(rank, fields)
             else:
+                self._hold_gone(peer, fields)
                 self.errors[rank] = None
         self._step()
 
@@ -199,10 +207,8 @@ class MeshCall(_Call):
         if not self.errors:
             self.set_raw(None)
             return
-        failure = next((getattr(e, "_roost_failure", None) for e in self.errors.values() if e is not None), None)
-        if failure is not None:
-            self._failure = failure
-            failure.hold()
+        for error in self.errors.values():
+            self._hold(getattr(error, "_roost_failure", None))
         self.set_raw(None)
 
     def _decode(self, raw: Any) -> Any:

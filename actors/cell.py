@@ -21,7 +21,7 @@ from . import bodies
 from .calls import WANTS_ANSWER, body_for
 from .context import Message, enter
 from .endpoint import EndpointInfo, endpoints_of
-from .errors import ActorDied, ActorStopped, MeshFailure, SupervisionError, failure_record
+from .errors import ActorDied, ActorStopped, MeshFailure, SupervisionError, failure_record, portable
 from .node import Node
 from .peer import Peer
 from .refs import ActorId
@@ -236,7 +236,7 @@ class Cell:
             return
         record = failure_record(error, self.name, message.method, self.node.host, os.getpid()) | more
         try:
-            packed = pickling.pack((error, error.__cause__), "exception")
+            packed = pickling.pack((portable(error), portable(error.__cause__)), "exception")
         except Exception:  # noqa: BLE001 - then it arrives as its text
             packed = pickling.Packed(b"", [], ())
         body = bodies.inline(packed)
@@ -336,7 +336,7 @@ class Cell:
                 except queue.Empty:
                     return
                 if isinstance(message, Message) and message.flags & WANTS_ANSWER:
-                    self.answer_error(message, self.gone())
+                    self.answer_error(message, self.gone(), gone=True)
 
     def gone(self) -> SupervisionError:
         """Why calls to this actor cannot be answered any more."""

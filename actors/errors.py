@@ -108,9 +108,11 @@ class MeshFailure(RoostError):
     def report(self) -> str:
         """The failure and the chain of what it follows from, a line each."""
         lines = [f"mesh {self.mesh_name!r}, ranks {list(self.crashed_ranks)}: {self.reason}"]
-        cause = self.cause
+        cause, said = self.cause, self.reason
         while cause is not None:
-            lines.append(f"  because: {_short(cause)}")
+            if str(cause) != said:
+                said = str(cause)
+                lines.append(f"  because: {_short(cause)}")
             cause = getattr(cause, "cause", None)
         return "\n".join(lines)
 
@@ -263,6 +265,39 @@ def from_record(record: dict[str, Any], rank: int, original: BaseException | Non
     error.actor, error.endpoint = record["actor"], record["endpoint"]
     error.host, error.pid, error.rank = record["host"], record["pid"], rank
     return error
+
+
+def portable(error: BaseException | None) -> Any:
+    """What to pickle for an exception so that it arrives with its type, whatever its `__init__` asks for.
+
+    By default an exception is unpickled by calling its type with `args`, which fails where `__init__` takes others.
+    Where nothing but such an `__init__` is special about a type, its state travels instead: args and attributes.
+    """
+    if error is None:
+        return None
+    kind = type(error)
+    special = any(
+        getattr(kind, name, None) is not getattr(BaseException, name, None) and name in _own_names(kind)
+        for name in ("__reduce__", "__reduce_ex__", "__setstate__", "__new__")
+    )
+    return error if special or "__init__" not in _own_names(kind) else (kind, error.args, dict(error.__dict__))
+
+
+def _own_names(kind: type) -> set[str]:
+    """Names defined by Python classes below the built-in exceptions."""
+    return {name for base in kind.__mro__ if base.__module__ != "builtins" for name in vars(base)}
+
+
+def from_portable(value: Any) -> BaseException | None:
+    """The exception again."""
+    if not isinstance(value, tuple):
+        error: BaseException | None = value
+        return error
+    kind, args, state = value
+    made: BaseException = kind.__new__(kind, *args)
+    made.args = args
+    made.__dict__.update(state)
+    return made
 
 
 class RemoteException(Exception):

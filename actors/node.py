@@ -68,6 +68,7 @@ class Node:
         self.system: dict[str, SystemHandler] = {}
         self.on_event: Callable[[Peer, list[Any]], None] = lambda peer, event: None
         self.on_unreachable: Callable[[Peer, MeshFailure], None] = lambda peer, error: None
+        self.failure_of: Callable[[int, int], Any] = lambda actor, proc_id: None
         self.deliver_call: Callable[..., None] | None = None
         self.closed = False
         self.refused = 0  # frames of an older epoch

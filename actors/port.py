@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from . import bodies
 from .calls import body_for, decode_answer
 from .context import Message
-from .errors import MeshFailure, RoostError, failure_record
+from .errors import MeshFailure, RoostError, failure_record, portable
 from .future import Future
 from .node import Node, current_node
 from .refs import ProcRef, new_id
@@ -62,7 +62,7 @@ class Port(Generic[R]):
         """Send an exception: `recv()` raises it."""
         node = _node()
         record = failure_record(error, "port", "", node.host, node.identity.pid)
-        body = bodies.inline(pickling.pack((error, error.__cause__), "exception"))
+        body = bodies.inline(pickling.pack((portable(error), portable(error.__cause__)), "exception"))
         envelope = f.packb([body.layout, self._port_id, _EXCEPTION, 0, 0, record])
         node.post(node.peer_at(self._where), f.POST, envelope, body, rank=self._rank)
 

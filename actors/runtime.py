@@ -35,6 +35,7 @@ class Runtime:
         node.deliver_call = self.deliver
         node.on_event = self._event
         node.on_unreachable = self.supervisor.unreachable
+        node.failure_of = self.supervisor.failure_of
         set_node(node)
 
     def __repr__(self) -> str:
@@ -71,7 +72,7 @@ class Runtime:
         cell.node, cell.actor_id, cell.name, cell.rank = self.node, actor_id, error.mesh_name or "the actor", 0
         cell.waiting = {message.key: message}
         if message.flags & WANTS_ANSWER:
-            cell.answer_error(message, error)
+            cell.answer_error(message, error, gone=True)
 
     def settle(self, cell: Cell) -> None:
         """An actor begins to live here: what came before it is delivered."""
@@ -99,7 +100,7 @@ class Runtime:
     def _actor_failed(
         self, peer: Peer, actor_id: int, owner: int, rank: int, name: str, reason: str, record: dict[str, Any]
     ) -> None:
-        self.supervisor.actor_failed(actor_id, owner, rank, name, reason, record, peer.proc_id)
+        self.supervisor.actor_failed(actor_id, rank, name, reason, record, peer.proc_id)
 
 
 _runtime: list[Runtime] = []

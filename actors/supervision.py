@@ -62,8 +62,8 @@ class Owned:
 class Failure:
     """One failure and what has become of it."""
 
-    def __init__(self, supervisor: Supervisor, error: MeshFailure, owner: ActorId) -> None:
-        self.error = error
+    def __init__(self, supervisor: Supervisor, error: MeshFailure | None, owner: ActorId) -> None:
+        self.error = error  # None: a call has told of it before the news itself has come
         self.owner = owner
         self.handled = False
         self._supervisor = supervisor
@@ -73,7 +73,8 @@ class Failure:
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Failure of {self.error.mesh_name}: {'handled' if self.handled else 'held'}>"
+        name = self.error.mesh_name if self.error is not None else "an actor"
+        return f"<Failure of {name}: {'handled' if self.handled else 'held'}>"
 
     def hold(self) -> None:
         """A future will raise it."""
@@ -101,7 +102,7 @@ class Failure:
         """Nobody saw it: the owner fails."""
         if self._timer is not None:
             self._timer.cancel()
-        if self.handled or self._over:
+        if self.handled or self._over or self.error is None:
             return
         self._over = True
         self._supervisor.escalate(self)
@@ -115,7 +116,7 @@ class Supervisor:
         self.owned: list[Owned] = []
         self.held: list[Failure] = []
         self.reports: dict[int, Ended] = {}
-        self._dying: dict[int, Any] = {}
+        self.actors: dict[tuple[int, int], Failure] = {}  # of actors, by (actor, process)
 
     def own(self, owned: Owned) -> Owned:
         """Remember something that was spawned here."""
@@ -177,23 +178,31 @@ class Supervisor:
 
     # failures of actors
 
-    def actor_failed(self, actor_id: int, owner: int, rank: int, name: str, reason: str, record: dict[str, Any], proc_id: int) -> None:
+    def failure_of(self, actor_id: int, proc_id: int) -> Failure:
+        """The failure of one actor, whether or not the news of it has come yet."""
+        found = self.actors.get((actor_id, proc_id))
+        if found is None:
+            found = self.actors[actor_id, proc_id] = Failure(self, None, ActorId(0, 0))
+        return found
+
+    def actor_failed(self, actor_id: int, rank: int, name: str, reason: str, record: dict[str, Any], proc_id: int) -> None:
         """A process tells that an actor there has failed."""
         for owned in self.owned:
-            if owned.actor_id == actor_id and not owned.stopping:
-                error = ActorDied(f"{name} at rank {rank} has failed: {reason}\n{record.get('traceback', '')}".rstrip(), mesh_name=name)
-                error.crashed_ranks = (rank,)
-                if rank not in owned.broken:
-                    owned.broken[rank] = error
-                    error._roost_failure = self.fail(owned, rank, error)  # type: ignore[attr-defined]
+            if owned.actor_id == actor_id and not owned.stopping and rank not in owned.broken:
+                trace = record.get("traceback", "").rstrip()
+                text = f"{name} at rank {rank} has failed: {reason}" + (f"\n{trace}" if trace else "")
+                error = ActorDied(text, mesh_name=name, crashed_ranks=(rank,))
+                owned.broken[rank] = error
+                error._roost_failure = self.fail(owned, rank, error, self.failure_of(actor_id, proc_id))  # type: ignore[attr-defined]
                 return
 
-    def fail(self, owned: Owned, rank: int, cause: MeshFailure) -> Failure:
+    def fail(self, owned: Owned, rank: int, cause: MeshFailure, failure: Failure | None = None) -> Failure:
         """Tell the owner; hold the failure where it is not handled there."""
         error = MeshFailure(
             str(cause.args[0]), mesh_name=owned.name, crashed_ranks=(rank,), cause=cause, report=cause.exit_report
         )
-        failure = Failure(self, error, owned.owner)
+        failure = failure or Failure(self, None, owned.owner)
+        failure.error, failure.owner = error, owned.owner
         self.held.append(failure)
         cell = self.node.cells.get(owned.owner.actor_id)
         if cell is None:
@@ -213,16 +222,18 @@ class Supervisor:
 
     def escalate(self, failure: Failure) -> None:
         """The owner did not handle it and nobody saw it."""
-        owner = failure.owner
+        owner, error = failure.owner, failure.error
+        if error is None:
+            return
         cell = self.node.cells.get(owner.actor_id)
         if cell is not None:
-            cell.fail_from_outside(failure.error, f"{failure.error.mesh_name}, which it owns, has failed: {failure.error.reason}")
+            cell.fail_from_outside(error, f"{error.mesh_name}, which it owns, has failed: {error.reason}")
         elif owner.actor_id == ROOT_ACTOR:
-            report_fault(failure.error)
+            report_fault(error)
 
     def settle(self) -> list[MeshFailure]:
         """At the end of the program: the failures that nobody has seen."""
-        unseen = [failure.error for failure in self.held if not failure.handled and not failure._over]
+        unseen = [failure.error for failure in self.held if failure.error is not None and not failure.handled and not failure._over]
         self.held.clear()
         return unseen
 

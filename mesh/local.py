@@ -53,6 +53,19 @@ class AgentProcess:
         self.run_dir = run_dir
         self.expected = False
 
+    def end(self, timeout: float = 8.0) -> None:
+        """End the agent and all that runs under it; killed when it takes longer than `timeout` seconds."""
+        self.expected = True
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            logger.warning("%r did not end in time and is killed", self)
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
     def __repr__(self) -> str:
         return f"<agent of {self.host.host}, pid {self.process.pid}>"
 
@@ -152,20 +165,14 @@ class Controller:
             self.closed = True
         for failure in self.runtime.supervisor.settle():
             sys.stderr.write(f"Roost: a failure that nobody handled\n{failure.report()}\n")
-        for agent in self.agents:
+        for agent in self.agents:  # all at once, then one after the other
             agent.expected = True
-            agent.process.send_signal(signal.SIGTERM)
+            if agent.process.poll() is None:
+                agent.process.send_signal(signal.SIGTERM)
         until = time.monotonic() + STOP_TIMEOUT
         for agent in self.agents:
-            try:
-                agent.process.wait(max(until - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                logger.warning("%r did not end in time and is killed", agent)
-                agent.process.kill()
-                agent.process.wait()
+            agent.end(max(until - time.monotonic(), 0.1))
         self._drain_output()
-        for agent in self.agents:
-            shutil.rmtree(agent.run_dir, ignore_errors=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self.io.stop()
         self.undo_fork()

@@ -19,7 +19,7 @@ from .errors import OwnerDied, RDMAError, TransferTimeout
 from .home import home
 from .identity import Identity, me
 from .layout import Runs
-from .tcp import MAX_RUNS, OK, READ, STALE, WRITE, Deadline, Refused
+from .tcp import OK, READ, STALE, WRITE, Deadline, Refused
 
 KEPT = 4  # idle connections
 ATTEMPTS = 3
@@ -50,16 +50,14 @@ class Client:
     ) -> None:
         """Read `runs.src` (from `offset` in the owner's block) to `runs.dst` (from address `local`)."""
         deadline = Deadline(at, pause)
-        for part in _parts(runs):
-            self._operate(partial(self._read, cookie, offset, local, part, deadline), deadline)
+        self._operate(partial(self._read, cookie, offset, local, runs, deadline), deadline)
 
     def write(
         self, cookie: bytes, offset: int, local: int, runs: Runs, at: float | None, pause: float = tcp.IDLE
     ) -> None:
         """Write `runs.src` (from address `local`) to `runs.dst` (from `offset` in the owner's block)."""
         deadline = Deadline(at, pause)
-        for part in _parts(runs):
-            self._operate(partial(self._write, cookie, offset, local, part, deadline), deadline)
+        self._operate(partial(self._write, cookie, offset, local, runs, deadline), deadline)
 
     def _read(
         self, cookie: bytes, offset: int, local: int, runs: Runs, deadline: Deadline, sock: socket.socket
@@ -197,16 +195,6 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # closed or not yet connected
-
-
-def _parts(runs: Runs) -> Iterator[Runs]:
-    """The runs in requests of at most MAX_RUNS."""
-    if len(runs) <= MAX_RUNS:
-        yield runs
-        return
-    for i in range(0, len(runs), MAX_RUNS):
-        n = runs.n[i : i + MAX_RUNS]
-        yield Runs(runs.src[i : i + MAX_RUNS], runs.dst[i : i + MAX_RUNS], n, sum(n))
 
 
 _made: dict[tuple[Identity, tuple[str, int]], Client] = {}

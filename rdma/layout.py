@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
+MOST_RUNS = 1 << 20  # in one part of a plan: 24 MB of offsets
 _NUMPY_FROM = 512  # runs; below this plain Python is as fast and needs no import
 
 
@@ -123,21 +124,90 @@ def plan(src: Layout, dst: Layout) -> Runs:
     >>> plan(rows, packed("uint8", 1, (2, 3)))
     Runs(src=array('q', [0, 8]), dst=array('q', [0, 3]), n=array('q', [3, 3]), nbytes=6)
     """
+    walk = _walk(src, dst)
+    return walk.runs() if walk else Runs(array("q"), array("q"), array("q"), 0)
+
+
+def parts(src: Layout, dst: Layout) -> Iterator[Runs]:
+    """The plan in parts of at most `MOST_RUNS` runs each, so that its own size stays bounded."""
+    walk = _walk(src, dst)
+    return (part.runs() for part in walk.split()) if walk else iter(())
+
+
+def fragments(src: Layout, dst: Layout) -> int:
+    """About how many runs a plan will have, without making it."""
+    walk = _walk(src, dst)
+    return walk.count if walk else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A copy as loops: `dims` of (n, source stride, destination stride), outermost first, around runs of `length`."""
+
+    src: int
+    dst: int
+    dims: tuple[tuple[int, int, int], ...]
+    length: int
+
+    @property
+    def count(self) -> int:
+        return prod(n for n, _, _ in self.dims)
+
+    def split(self) -> Iterator[_Walk]:
+        if self.count <= MOST_RUNS:
+            yield self
+            return
+        (n, s, d), inner = self.dims[0], self.dims[1:]
+        step = max(1, MOST_RUNS // prod(m for m, _, _ in inner))
+        for i in range(0, n, step):
+            here = ((min(step, n - i), s, d), *inner) if step > 1 else inner
+            yield from _Walk(self.src + i * s, self.dst + i * d, here, self.length).split()
+
+    def runs(self) -> Runs:
+        numpy = numpy_or_none() if self.count >= _NUMPY_FROM else None
+        return self._listed() if numpy is None else self._listed_by(numpy)
+
+    def _listed(self) -> Runs:
+        starts = [(self.src, self.dst)]
+        for n, s, d in self.dims:
+            starts = [(a + i * s, b + i * d) for a, b in starts for i in range(n)]
+        src, dst, size = array("q"), array("q"), array("q")
+        for a, b in starts:
+            if size and src[-1] + size[-1] == a and dst[-1] + size[-1] == b:
+                size[-1] += self.length
+            else:
+                src.append(a)
+                dst.append(b)
+                size.append(self.length)
+        return Runs(src, dst, size, self.count * self.length)
+
+    def _listed_by(self, np: ModuleType) -> Runs:
+        src, dst = np.array([self.src], np.int64), np.array([self.dst], np.int64)
+        for n, s, d in self.dims:
+            steps = np.arange(n, dtype=np.int64)
+            src = (src[:, None] + steps * s).ravel()
+            dst = (dst[:, None] + steps * d).ravel()
+        new = np.empty(len(src), bool)
+        new[0] = True
+        np.logical_or(src[1:] != src[:-1] + self.length, dst[1:] != dst[:-1] + self.length, out=new[1:])
+        first = np.flatnonzero(new)
+        size = np.diff(first, append=len(src)) * self.length
+        return Runs(_array(src[first]), _array(dst[first]), _array(size), self.count * self.length)
+
+
+def _walk(src: Layout, dst: Layout) -> _Walk | None:
+    """The loops of a copy; None if there is nothing to copy."""
     src, dst = matched(src, dst)
     refuse_expanded(dst)
     if src.nbytes == 0:
-        return Runs(array("q"), array("q"), array("q"), 0)
+        return None
     if src.contiguous and dst.contiguous:
-        return Runs(array("q", (0,)), array("q", (0,)), array("q", (src.nbytes,)), src.nbytes)
+        return _Walk(0, 0, (), src.nbytes)
     s0, d0, dims = _fused(src, dst)
     length = src.itemsize
     if dims and dims[-1][1] == dims[-1][2] == length:
         length *= dims.pop()[0]
-    count = prod(n for n, _, _ in dims)
-    numpy = numpy_or_none() if count >= _NUMPY_FROM else None
-    if numpy is not None:
-        return _listed_by_numpy(numpy, s0, d0, dims, length, src.nbytes)
-    return _listed(s0, d0, dims, length, src.nbytes)
+    return _Walk(s0, d0, tuple(dims), length)
 
 
 def refuse_expanded(dst: Layout) -> None:
@@ -167,37 +237,6 @@ def _fused(src: Layout, dst: Layout) -> tuple[int, int, list[tuple[int, int, int
         else:
             fused.append((n, s, d))
     return s0, d0, fused
-
-
-def _listed(s0: int, d0: int, dims: list[tuple[int, int, int]], length: int, nbytes: int) -> Runs:
-    starts = [(s0, d0)]
-    for n, s, d in dims:
-        starts = [(a + i * s, b + i * d) for a, b in starts for i in range(n)]
-    src, dst, size = array("q"), array("q"), array("q")
-    for a, b in starts:
-        if size and src[-1] + size[-1] == a and dst[-1] + size[-1] == b:
-            size[-1] += length
-        else:
-            src.append(a)
-            dst.append(b)
-            size.append(length)
-    return Runs(src, dst, size, nbytes)
-
-
-def _listed_by_numpy(
-    np: ModuleType, s0: int, d0: int, dims: list[tuple[int, int, int]], length: int, nbytes: int
-) -> Runs:
-    src, dst = np.array([s0], np.int64), np.array([d0], np.int64)
-    for n, s, d in dims:
-        steps = np.arange(n, dtype=np.int64)
-        src = (src[:, None] + steps * s).ravel()
-        dst = (dst[:, None] + steps * d).ravel()
-    new = np.empty(len(src), bool)
-    new[0] = True
-    np.logical_or(src[1:] != src[:-1] + length, dst[1:] != dst[:-1] + length, out=new[1:])
-    first = np.flatnonzero(new)
-    size = np.diff(first, append=len(src)) * length
-    return Runs(_array(src[first]), _array(dst[first]), _array(size), nbytes)
 
 
 def _array(values: memoryview) -> array[int]:

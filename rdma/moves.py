@@ -16,7 +16,7 @@ from . import cma, peer
 from .client import client_of
 from .errors import CmaRefused
 from .handle import Handle
-from .layout import Layout, Runs, matched, numpy_or_none, packed, plan
+from .layout import Layout, Runs, fragments, matched, numpy_or_none, packed, parts
 from .memory import Memory, view_at
 from .peer import Way
 from .registry import registry
@@ -46,10 +46,17 @@ class Carrier:
     at: float | None
     write: bool
 
+    def carry_all(self, local: int, source: Layout, destination: Layout) -> str:
+        """Move what a plan says between address `local` here and element zero there; returns the backend that did."""
+        if not source.nbytes:
+            return self.carry(local, _NO_BYTES)
+        backend = ""
+        for runs in parts(source, destination):
+            backend = self.carry(local, runs)
+        return backend
+
     def carry(self, local: int, runs: Runs) -> str:
         """Move runs between address `local` here and element zero there; returns the backend that did."""
-        if not runs.n:
-            runs = _NO_BYTES
         h = self.handle
         there = h.base + h.offset
         if self.way.backend == "local":
@@ -100,11 +107,11 @@ def carry_out(carrier: Carrier, memory: Memory) -> str:
 
 
 def _read(carrier: Carrier, address: int, local: Layout, remote: Layout) -> str:
-    runs = plan(remote, local)
     low, high = remote.span()
-    np = numpy_or_none() if _in_pieces(runs) and high - low <= SPARSE * runs.nbytes else None
+    pieces = _in_pieces(remote, local) and high - low <= SPARSE * remote.nbytes
+    np = numpy_or_none() if pieces else None
     if np is None:
-        return carrier.carry(address, runs)
+        return carrier.carry_all(address, remote, local)
     scratch = np.empty(high - low, np.uint8)
     start, size = array("q", (low,)), array("q", (high - low,))
     backend = carrier.carry(scratch.ctypes.data - low, Runs(start, start, size, high - low))
@@ -113,18 +120,18 @@ def _read(carrier: Carrier, address: int, local: Layout, remote: Layout) -> str:
 
 
 def _write(carrier: Carrier, address: int, local: Layout, remote: Layout) -> str:
-    runs = plan(local, remote)
-    np = numpy_or_none() if _in_pieces(runs) and not local.contiguous else None
+    np = numpy_or_none() if not local.contiguous and _in_pieces(local, remote) else None
     if np is None:
-        return carrier.carry(address, runs)
+        return carrier.carry_all(address, local, remote)
     flat = packed(local.dtype, local.itemsize, local.shape)
     scratch = np.empty(local.nbytes, np.uint8)
     np.copyto(_array(np, scratch.ctypes.data, flat), _array(np, address, local))
-    return carrier.carry(scratch.ctypes.data, plan(flat, remote))
+    return carrier.carry_all(scratch.ctypes.data, flat, remote)
 
 
-def _in_pieces(runs: Runs) -> bool:
-    return len(runs) > MANY_RUNS and runs.nbytes < SMALL_RUN * len(runs)
+def _in_pieces(src: Layout, dst: Layout) -> bool:
+    count = fragments(src, dst)
+    return count > MANY_RUNS and src.nbytes < SMALL_RUN * count
 
 
 def _array(np: ModuleType, address: int, layout: Layout) -> numpy.ndarray:

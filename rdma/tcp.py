@@ -29,6 +29,7 @@ from hashlib import blake2b
 
 from .cma import IOV_MAX
 from .errors import RDMAError, TransferTimeout
+from .layout import MOST_RUNS
 from .memory import view_at
 
 MAGIC = b"ROOSTRD1"
@@ -39,7 +40,7 @@ REQUEST = struct.Struct("!B24sIQ")  # operation, cookie, runs, bytes
 STATUS = struct.Struct("!B")
 READ, WRITE = 1, 2
 OK, STALE, BAD = 0, 1, 2
-MAX_RUNS = 1 << 20  # a table of 16 MiB; the client splits what needs more
+MAX_RUNS = MOST_RUNS  # a table of 16 MiB
 PIECE = 8 << 20  # bytes a call sends or receives at most, so that a deadline is looked at between
 IDLE = 60.0  # seconds without progress, or without a request, after which a server hangs up
 Run = tuple[int, int]  # address, bytes

@@ -87,7 +87,12 @@ _local = threading.local()  # .table: the Definitions whose resolve() is running
 _by_value_modules: set[str] = getattr(_cloudpickle, "_PICKLE_BY_VALUE_MODULES", set())
 
 
-_OBJECTS_OWN = ("__reduce__", "__reduce_ex__", "__new__", *(["__getstate__"] if hasattr(object, "__getstate__") else []))
+_OBJECTS_OWN = (
+    "__reduce__",
+    "__reduce_ex__",
+    "__new__",
+    *(["__getstate__"] if hasattr(object, "__getstate__") else []),
+)
 
 
 def _is_plain(cls: type) -> bool:
@@ -174,7 +179,7 @@ class Definitions:
 
     def find(self, obj: object) -> Entry | None:
         """How a pickler saves a class or function: by its entry's `reduced`, None there for by name; None: by value."""
-        if len(_by_value_modules) != self._registered:
+        if self.stale():
             self.forget_importable()
         entry = self.by_object.get(id(obj))
         if entry is not None:
@@ -191,11 +196,15 @@ class Definitions:
             # Types as of code objects and of None are in no module; cloudpickle has a name for each.
             return self._define(obj) if len(_cloudpickle._class_reduce(obj)) > 2 else None
 
+    def stale(self) -> bool:
+        """Whether a module has been registered with cloudpickle to go by value since we looked."""
+        return len(_by_value_modules) != self._registered
+
     def forget_importable(self) -> None:
         """Look again whether what was importable still is (a module was changed, or is now by value)."""
         with self._lock:
             self._registered = len(_by_value_modules)
-            for key in [key for key, entry in self.by_object.items() if entry is _IMPORTABLE]:
+            for key in [key for key, entry in self.by_object.copy().items() if entry is _IMPORTABLE]:
                 self._unwatch(key)
 
     # -- making

@@ -56,6 +56,8 @@ def _function(function: types.FunctionType, name_class: NameClass, seen: dict[in
     parts: list[object] = [function.__code__, function.__module__, function.__qualname__]
     for part, value in _held(function, facts):
         parts.append((part, _absent if value is _absent else _value(value, name_class, seen)))
+    for part, value in function.__annotations__.items():
+        parts.append((part, name_class(value) if isinstance(value, type) else repr(value)))
     return tuple(parts)
 
 

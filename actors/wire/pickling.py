@@ -67,10 +67,6 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: object) -> object:
         kind = type(obj)
         if kind is type or kind is FunctionType:
-            entry = _entries.get(id(obj))
-            if entry is not None and entry.reduced is not None:
-                self.noted[entry.id] = entry
-                return entry.reduced
             return _reduce_definition(self, obj)
         route = _routes.get(kind)
         if route is not None:
@@ -97,9 +93,11 @@ Route = Callable[[_Packer, object], object]
 
 
 def _reduce_definition(packer: _Packer, obj: object) -> object:
-    entry = DEFINITIONS.find(obj)
-    if entry is None:
-        return packer.by_value(obj)
+    entry = _entries.get(id(obj))
+    if entry is None or DEFINITIONS.stale():
+        entry = DEFINITIONS.find(obj)
+        if entry is None:
+            return packer.by_value(obj)
     if entry.reduced is None:
         return NotImplemented
     packer.noted[entry.id] = entry
@@ -129,7 +127,9 @@ def _plain(reduce: Callable[[object], object]) -> Route:
 
 
 _routes: dict[type, Route] = {
-    kind: _plain(reduce) for kind, reduce in cloudpickle.Pickler._dispatch_table.items() if kind is not MethodType
+    kind: _plain(reduce)
+    for kind, reduce in cloudpickle.Pickler._dispatch_table.items()
+    if kind is not MethodType
 }
 _routes[memoryview] = _reduce_memoryview
 _routes[tensors.Block] = _plain(tensors.reduce_block)
@@ -144,10 +144,11 @@ _late: dict[str, Callable[[], dict[type, Callable[[tensors.Blocks, object], obje
 
 
 def _add_late_routes(module: str) -> None:
-    reducers = _late[module]
-    _routes.update({kind: _in_blocks(reduce) for kind, reduce in reducers().items()})
-    for name in [name for name, each in _late.items() if each is reducers]:
-        del _late[name]
+    reducers = _late.get(module)
+    if reducers is not None:  # else another thread was here first
+        _routes.update({kind: _in_blocks(reduce) for kind, reduce in reducers().items()})
+        for name in [name for name, each in list(_late.items()) if each is reducers]:
+            _late.pop(name, None)
 
 
 _entries = DEFINITIONS.by_object
@@ -245,7 +246,9 @@ def _payload_head(before: bytes, event: object) -> int:
     if not isinstance(event, bytes | bytearray):
         return 0
     size = len(event)
-    if size < OUT_OF_BAND or (event[0] == _FRAME and size - int.from_bytes(event[1:9], "little") in (9, 14, 18)):
+    if size < OUT_OF_BAND or (
+        event[0] == _FRAME and size - int.from_bytes(event[1:9], "little") in (9, 14, 18)
+    ):
         return 0
     if isinstance(event, bytearray):
         return 9 if before.endswith(b"\x96" + size.to_bytes(8, "little")) else 0

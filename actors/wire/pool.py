@@ -36,7 +36,14 @@ SMALLEST = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -141,7 +148,9 @@ class Pool:
         with self._lock:
             self._apply_reports()
             size = size_class(nbytes)
-            fitting = min((each for each, free in self._free.items() if free and size <= each <= 2 * size), default=0)
+            fitting = min(
+                (each for each, free in self._free.items() if free and size <= each <= 2 * size), default=0
+            )
             if fitting:
                 self._reused += 1
                 return self._free[fitting].pop()
@@ -192,7 +201,13 @@ class Pool:
             self._apply_reports()
             free = sum(size * len(segments) for size, segments in self._free.items())
             return PoolStatistics(
-                len(self._segments), self._held, self._held - free, self._limit, self._made, self._reused, self._refused
+                len(self._segments),
+                self._held,
+                self._held - free,
+                self._limit,
+                self._made,
+                self._reused,
+                self._refused,
             )
 
     def close(self) -> None:

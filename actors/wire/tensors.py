@@ -182,9 +182,7 @@ def _reduce_parameter(blocks: Blocks, obj: object) -> object:
 
 def _reduce_storage(blocks: Blocks, obj: object) -> object:
     storage: torch.UntypedStorage = obj  # type: ignore[assignment]
-    if storage.data_ptr() == 0 or not (
-        _on_cpu(storage.device) or storage.device.type in STAGED
-    ):
+    if storage.data_ptr() == 0 or not (_on_cpu(storage.device) or storage.device.type in STAGED):
         return NotImplemented
     block = _block_of(blocks, storage)
     block.use(0, storage.nbytes())

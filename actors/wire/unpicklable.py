@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 
+from .definitions import importable
+
 _DEPTH = 24
 _VISITS = 2000  # objects tried; a wider graph is told as far as it was followed
 
@@ -17,7 +19,6 @@ _ADVICE = {
     "BufferedWriter": "send the file's path, and open it where it is written",
     "socket": "send its address, and connect from there",
     "Thread": "start it where it is used",
-    "module": "import it where it is used",
 }
 _DEFAULT_ADVICE = "leave it out, or give its class a __reduce__ or __getstate__ that does"
 
@@ -58,7 +59,8 @@ def _reason(cause: Exception) -> str:
     if isinstance(cause, RecursionError):
         return "it is nested too deeply to pickle"
     text = str(cause) or type(cause).__name__
-    return text if isinstance(cause, TypeError) or "pickle" in text else f"cannot pickle it: {type(cause).__name__}: {text}"
+    told = isinstance(cause, TypeError) or "pickle" in text
+    return text if told else f"cannot pickle it: {type(cause).__name__}: {text}"
 
 
 def _advice(culprit: object) -> str:
@@ -104,9 +106,12 @@ def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 def _attributes(obj: object) -> Iterator[tuple[str, object]]:
     for name, value in list(getattr(obj, "__dict__", {}).items()):
-        yield f".{name}", value
+        if not (isinstance(obj, type) and name.startswith("__")):
+            yield f".{name}", value
     if isinstance(obj, type):
         return
+    if not importable(type(obj)):
+        yield f" (its class {type(obj).__name__})", type(obj)
     for kind in type(obj).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

@@ -1,3 +1,99 @@
-"""Roost: actor meshes for PyTorch, run from one Python program."""
+"""Roost: actor meshes for PyTorch. One Python program runs a cluster.
+
+    from roost import Actor, endpoint, this_host
+
+    class Counter(Actor):
+        def __init__(self, start):
+            self.n = start
+
+        @endpoint
+        def add(self, by):
+            self.n += by
+            return self.n
+
+    procs = this_host().spawn_procs({"gpus": 4})
+    counters = procs.spawn("counter", Counter, 5)
+    print(counters.add.call(1).get())
+
+The names below are the common ones; all others are in `roost.actors`, `roost.mesh`, `roost.rdma` and
+`roost.controller`. Nothing is imported before it is used: `import roost` takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Actor": "actors",
+    "ActorDied": "actors",
+    "ActorError": "actors",
+    "Channel": "actors",
+    "Future": "actors",
+    "MeshFailure": "actors",
+    "Port": "actors",
+    "SupervisionError": "actors",
+    "Unreachable": "actors",
+    "context": "actors",
+    "current_rank": "actors",
+    "current_size": "actors",
+    "endpoint": "actors",
+    "ActorMesh": "mesh",
+    "Extent": "mesh",
+    "HostMesh": "mesh",
+    "Point": "mesh",
+    "ProcMesh": "mesh",
+    "ValueMesh": "mesh",
+    "shutdown": "mesh",
+    "this_host": "mesh",
+    "this_proc": "mesh",
+    "RDMABuffer": "rdma",
+    "ProcessJob": "controller",
+}
+
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from .actors import (
+        Actor,
+        ActorDied,
+        ActorError,
+        Channel,
+        Future,
+        MeshFailure,
+        Port,
+        SupervisionError,
+        Unreachable,
+        context,
+        current_rank,
+        current_size,
+        endpoint,
+    )
+    from .controller import ProcessJob
+    from .mesh import (
+        ActorMesh,
+        Extent,
+        HostMesh,
+        Point,
+        ProcMesh,
+        ValueMesh,
+        shutdown,
+        this_host,
+        this_proc,
+    )
+    from .rdma import RDMABuffer
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'roost' has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -101,7 +101,6 @@ class Owner:
             registry().drop(export)
         self.handles.clear()
         self.arrays.clear()
-        self.home.watchers.clear()
         return self.statistics()
 
     def died(self, proc_id):

@@ -373,7 +373,8 @@ def test_an_owner_killed_in_the_middle_is_known_at_once(spawn):
 def test_a_dead_owner_is_named(victim):
     handle, out = victim.open("x", "torch.zeros(4)"), torch.zeros(4)
     handle.read_into(out).get(10)
-    os.kill(victim.pid, signal.SIGKILL)
+    victim.child.kill()
+    victim.child.wait(10)
     with pytest.raises(OwnerDied, match=f"pid {victim.pid} on node-"):
         handle.read_into(out).get(10)
 
@@ -435,7 +436,7 @@ def test_a_pid_of_another_start_time_is_not_the_owner(spawn):
 
     owner = spawn()
     handle = owner.open("x", "torch.zeros(4)")
-    forged = replace(handle._handle, cookie=bytes(24))
+    forged = replace(handle._handle, cookie=handle._handle.key + bytes([255] * 8))
     handle._handle = forged
     with pytest.raises(StaleBuffer):
         handle.read_into(torch.zeros(4)).get(10)

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from roost.actors.wire import copying, pool
 from roost.actors.wire.headroom import headroom
 from roost.actors.wire.pickling import pack, unpack
@@ -153,7 +154,7 @@ def test_a_private_view_keeps_its_writes_to_itself_and_the_next_message_is_whole
 def test_a_single_receiver_may_write_in_place(sender, receiver):
     segment, view, _ = deliver(sender, receiver, b"a" * MiB)
     np.frombuffer(view, np.uint8)[:] = 7
-    assert segment.view[: 3] == b"\7\7\7"
+    assert segment.view[:3] == b"\7\7\7"
 
 
 def test_release_waits_for_the_last_of_views_arrays_and_tensors(sender, receiver):
@@ -346,7 +347,9 @@ def process():
     """A second process, and a function that asks it one thing and gives its answer."""
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
-    child = subprocess.Popen([sys.executable, "-c", RECEIVER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    child = subprocess.Popen(
+        [sys.executable, "-c", RECEIVER, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+    )
     theirs.close()
     with ours, ours.makefile() as answers:
 

@@ -30,8 +30,8 @@ def views(draw, shape, dtype):
     outer = [abs(steps[i]) * shape[i] + draw(st.integers(0, 1)) for i in order]
     block = np.zeros(outer, dtype)
     view = block.transpose(np.argsort(order)) if shape else block
-    stepped = view[tuple(slice(None, None, s) for s in steps)]
-    return stepped[tuple(slice(0, n) for n in shape)]
+    stepped = view[(*(slice(None, None, s) for s in steps), ...)]
+    return stepped[(*(slice(0, n) for n in shape), ...)]
 
 
 DTYPES = [np.uint8, np.float16, np.float32, np.complex128]
@@ -65,6 +65,20 @@ def test_many_runs_are_planned_alike_with_and_without_numpy(a, b, c):
         assert apply(src, dst) == fast
     finally:
         layout._NUMPY_FROM = limit
+
+
+def test_a_plan_comes_in_bounded_parts(monkeypatch):
+    from roost.rdma import layout
+
+    monkeypatch.setattr(layout, "MOST_RUNS", 7)
+    src = np.arange(2 * 3 * 4 * 5, dtype=np.int16).reshape(2, 3, 4, 5)
+    dst = np.zeros((5, 4, 3, 2), np.int16).T
+    found = list(layout.parts(describe(src).layout, describe(dst).layout))
+    assert max(map(len, found)) <= 7 and sum(r.nbytes for r in found) == src.nbytes
+    for runs in found:
+        for s, d, n in zip(runs.src, runs.dst, runs.n, strict=True):
+            view_at(describe(dst).address + d, n)[:] = view_at(describe(src).address + s, n)
+    np.testing.assert_array_equal(src, dst)
 
 
 def test_equal_layouts_are_one_run_even_when_permuted():
