@@ -103,11 +103,28 @@ class _Call(Future[Any]):
 class OneCall(_Call):
     """A call to one rank."""
 
-    __slots__ = ("rank",)
+    __slots__ = ("actor", "nbytes", "parked", "rank", "seq")
 
     def __init__(self, node: Node, about: str, peer: Peer, rank: int) -> None:
         super().__init__(node, about, (peer,))
         self.rank = rank
+        self.actor = self.nbytes = self.seq = 0
+        self.parked: Callable[[], object] | None = None  # what sends it once there is credit
+
+    def _cancel_remote(self, reason: str) -> None:
+        peer = self.peers[0]
+        with peer.lock:
+            if self.parked is not None and peer.credit_for(self.actor).withdraw(self.parked):
+                self._unregister()
+                self._note = "it was never sent"
+                for send in peer.credit_for(self.actor).release():
+                    send()  # type: ignore[operator]
+                return
+            if self.seq and self.node.bury_frame(peer, self.seq, self.actor, self.nbytes):
+                self._unregister()
+                self._note = "it was never sent"
+                return
+        super()._cancel_remote(reason)
 
     def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
         self._unregister()
@@ -373,6 +390,8 @@ class Sender:
     def one(node: Node, call: OneCall | None, peer: Peer, actor: int, rank: int, envelope: bytes, body: bodies.Body) -> None:
         """Send to one rank, or wait for credit, or fail with Busy."""
         defer = call is not None and len(node.pending) > 1
+        if call is not None:
+            call.actor = actor
         with peer.lock:  # credit and number are taken together, so that nothing that waits is overtaken
             account = peer.credit_for(actor)
             decision = account.admit(body.nbytes)
@@ -380,7 +399,13 @@ class Sender:
                 Sender._post(node, call, peer, rank, envelope, body, defer)
                 return
             if decision != BUSY:
-                account.park(lambda: Sender._post(node, call, peer, rank, envelope, body, True), body.nbytes)
+
+                def send() -> None:
+                    Sender._post(node, call, peer, rank, envelope, body, True)
+
+                if call is not None:
+                    call.parked = send
+                account.park(send, body.nbytes)
                 return
         error = Busy(f"{peer.name} has not consumed {account.statistics().outstanding_messages} messages; wait for answers")
         if call is None:
@@ -391,11 +416,14 @@ class Sender:
     @staticmethod
     def _post(node: Node, call: OneCall | None, peer: Peer, rank: int, envelope: bytes, body: bodies.Body, defer: bool) -> None:
         try:
-            node.post(peer, f.CALL, envelope, body, rank=rank, defer=defer)
+            seq = node.post(peer, f.CALL, envelope, body, rank=rank, defer=defer)
         except MeshFailure as error:
             if call is None:
                 raise
             call.lost(peer, error)
+            return
+        if call is not None:
+            call.seq, call.nbytes = seq, body.nbytes
 
     @staticmethod
     def many(

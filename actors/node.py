@@ -33,7 +33,7 @@ from .wire import frame as f
 from .wire.definitions import DEFINITIONS
 from .wire.delivery import run_lengths
 from .wire.errors import ProtocolError
-from .wire.pool import Mappings, Pool
+from .wire.pool import Mappings, Pool, Segment
 
 logger = logging.getLogger("roost")
 
@@ -118,10 +118,10 @@ class Node:
 
     def post(
         self, peer: Peer, kind: int, envelope: bytes, body: bodies.Body | None = None, *, rank: int = 0, defer: bool = False
-    ) -> None:
+    ) -> int:
         """Send one sequenced frame to `peer`, at once if there is a route, else when there is one.
 
-        Raises the peer's death.
+        Returns its number. Raises the peer's death.
         """
         with peer.lock:
             if peer.dead is not None:
@@ -132,6 +132,17 @@ class Node:
                 self._transmit(peer, link, kept, defer)
             elif not peer.routing:
                 self.routing.begin(peer)
+            return peer.outbox.next_seq - 1
+
+    def bury_frame(self, peer: Peer, seq: int, actor: int, nbytes: int) -> bool:
+        """Replace a call that has not left this process by a tombstone; False when it may have left.
+
+        Under the peer's lock.
+        """
+        if peer.link is not None:
+            return False
+        head = f.build(f.TOMBSTONE, peer.proc_id, self.proc_id, f.packb([actor, nbytes]), seq=seq)[0]
+        return peer.outbox.tombstone(seq, Kept([head], len(head)))
 
     def _keep(self, peer: Peer, kind: int, envelope: bytes, body: bodies.Body | None, rank: int) -> Kept:
         if body is not None and body.definitions:
@@ -162,14 +173,19 @@ class Node:
                     self._transmit(peer, peer.link, kept, False)
 
     def _transmit(self, peer: Peer, link: Link, kept: Kept, defer: bool) -> None:
-        segment = kept.segment
-        if segment is not None and segment.id not in peer.segments:
-            if not link.same_host_socket:
-                raise ProtocolError(f"{peer.name} is reached by {link!r}, which passes no descriptors")
-            peer.segments.add(segment.id)
-            head = f.build(f.SEGMENT, peer.proc_id, self.proc_id, f.packb([segment.id, segment.size]))[0]
-            link.send([DescriptorFrame(head, segment.fd)], len(head))
+        if kept.segment is not None:
+            self.announce(peer, link, kept.segment)
         link.send(kept.parts, kept.nbytes, defer=defer)
+
+    def announce(self, peer: Peer, link: Link, segment: Segment) -> None:
+        """Pass a pool segment's descriptor, once a link."""
+        if segment.id in peer.segments:
+            return
+        if not link.same_host_socket:
+            raise ProtocolError(f"{peer.name} is reached by {link!r}, which passes no descriptors")
+        peer.segments.add(segment.id)
+        head = f.build(f.SEGMENT, peer.proc_id, self.proc_id, f.packb([segment.id, segment.size]))[0]
+        link.send([DescriptorFrame(head, segment.fd)], len(head))
 
     def control(self, peer: Peer, kind: int, fields: list[Any]) -> None:
         """Send an unsequenced frame; it is lost where there is no route."""
@@ -255,12 +271,12 @@ class Node:
             self._unsequenced(link, peer, kind, envelope, body)
             return
         fields = f.unpack_envelope(envelope)
-        if epoch and self.ref is not None and epoch != self.ref.epoch:
-            kind, fields = self._refuse_epoch(peer, kind, epoch, fields)
         if peer.inbox.accept(seq):
-            self._deliver(peer, kind, rank, fields, body)
+            self._deliver(peer, kind, rank, epoch, fields, body)
         else:
-            for held in peer.inbox.offer(seq, (kind, rank, fields, body)):
+            if seq < peer.inbox.next_seq:
+                self._discard(src, kind, fields, body)
+            for held in peer.inbox.offer(seq, (kind, rank, epoch, fields, body)):
                 self._deliver(peer, *held)  # type: ignore[misc]
         peer.owed += 1
         peer.owed_bytes += header[4]
@@ -272,13 +288,24 @@ class Node:
                 self._ack_armed = True
                 self.io.loop.call_later(ACK_DELAY, self._acknowledge_all)
 
-    def _deliver(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
+    def _discard(self, src: int, kind: int, fields: list[Any], body: Any) -> None:
+        """A duplicate. A relay's segment, lent for this very frame, is given back; a sender's serves the first copy."""
+        if kind in (f.CALL, f.REPLY, f.ERROR, f.POST):
+            spanned = bodies.segment_of(fields[0])
+            if spanned is not None and spanned[0] != src:
+                self.open_body(fields[0], body)
+
+    def _deliver(self, peer: Peer, kind: int, rank: int, epoch: int, fields: list[Any], body: Any) -> None:
+        if epoch and self.ref is not None and epoch != self.ref.epoch:
+            kind, fields = self._refuse_epoch(peer, kind, epoch, fields, len(body))
         take = self._sequenced.get(kind)
         if take is None:
             raise ProtocolError(f"{peer.name} sent a frame of kind {kind}, which this version does not know")
         take(peer, kind | rank << 8, fields, body)
 
-    def _refuse_epoch(self, peer: Peer, kind: int, epoch: int, fields: list[Any]) -> tuple[int, list[Any]]:
+    def _refuse_epoch(
+        self, peer: Peer, kind: int, epoch: int, fields: list[Any], nbytes: int
+    ) -> tuple[int, list[Any]]:
         """A frame for another epoch of this mesh: its number is taken, its content is not."""
         assert self.ref is not None
         self.refused += 1
@@ -286,7 +313,7 @@ class Node:
             self.answer_error(
                 peer, fields[3], f"{self.name} is at epoch {self.ref.epoch} of its mesh, this call was for epoch {epoch}"
             )
-        return f.TOMBSTONE, [fields[1] if kind == f.CALL else 0, 0]
+        return f.TOMBSTONE, [fields[1] if kind == f.CALL else SYSTEM_ACTOR, nbytes if kind == f.CALL else 0]
 
     def _acknowledge(self, peer: Peer) -> None:
         peer.owed = peer.owed_bytes = 0
@@ -401,6 +428,8 @@ class Node:
 
     def _take_tombstone(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
         """Nothing was sent under this number; what the call had been charged counts as consumed."""
+        if fields[0] == SYSTEM_ACTOR:
+            return
         if peer.granting_for(fields[0]).consumed(fields[1]):
             self.grant(peer, fields[0])
 

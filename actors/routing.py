@@ -13,6 +13,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from . import bodies
+from .bodies import CAST_THRESHOLD
 from .errors import Unreachable
 from .link.address import AddressError, parse
 from .link.gate import DialError
@@ -20,6 +22,8 @@ from .link.stream import Link
 from .peer import Kept, Peer
 from .wire import frame as f
 from .wire.delivery import expand
+from .wire.pickling import Packed
+from .wire.pool import Segment
 
 if TYPE_CHECKING:
     from .node import Node
@@ -232,14 +236,38 @@ class Routing:
         self.agents[proc_id] = (agent, address)
 
     def fan_out(self, peer: Peer, fields: list[Any], body: Any) -> None:
-        """A cast has come to this host: one frame to each of its ranks here, all with the same envelope and body."""
+        """A cast has come to this host: one frame to each of its ranks here, all with the same envelope and body.
+
+        Large buffers are copied once, into this relay's pool, however many ranks take them.
+        """
         kind, envelope, epoch, destinations, seqs, acks, ranks = fields
         count = len(destinations)
+        segment = None
+        near = [dst for dst in destinations if (link := self.links.get(dst)) is not None and link.same_host_socket]
+        if len(near) == count:
+            envelope, body, segment = self._pooled(near, envelope, body)
         size = len(body)
         for dst, seq, ack, rank in zip(destinations, expand(seqs, count), expand(acks, count), ranks, strict=True):
             head = f.HEADER.pack(f.MAGIC, f.VERSION, kind, len(envelope), size, dst, peer.proc_id, seq, ack, epoch, rank)
             parts = [head + envelope, body] if size else [head + envelope]
+            if segment is not None:
+                self.node.announce(self.node.peer(dst), self.links[dst], segment)
             self._forward(dst, peer.proc_id, parts, len(parts[0]) + size)
+
+    def _pooled(self, receivers: list[int], envelope: bytes, body: Any) -> tuple[bytes, Any, Segment | None]:
+        """The cast's envelope and body with its buffers in a segment of this relay's pool, where that pays."""
+        if len(body) < CAST_THRESHOLD:
+            return envelope, body, None
+        inner = f.unpack_envelope(envelope)
+        if inner[0] is None:
+            return envelope, body, None
+        data, buffers = bodies.cut(inner[0], body)
+        pooled = bodies.pooled(Packed(bytes(data), buffers, ()), self.node.pool, self.node.proc_id, receivers)
+        self.node.forget_retired()
+        if pooled is None or pooled.segment is None:
+            return envelope, body, None
+        inner[0] = pooled.layout
+        return f.packb(inner), pooled.parts[0], pooled.segment
 
     def lost(self, fields: list[Any]) -> None:
         """A relay could not pass a frame on: its route is learned anew when the frame goes again."""

@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`roost`'s figure must be at most (`most`) or at least factor x the other's figure; no other: a bare bound."""
+    """Roost's figure must be at most (`most`) or at least `factor` times the other's; no other: a bare bound."""
 
     text: str
     key: Key
@@ -62,11 +62,16 @@ def _latency_rows() -> Iterator[Row]:
     for prefix, label in labels.items():
         for share in ("p50", "p99"):
             for pinned in (False, True):
-                yield Row(f"{label} {share}{', one core' * pinned}", Key("roundtrip", f"{prefix}{share}_us", pinned))
+                yield Row(
+                    f"{label} {share}{', one core' * pinned}", Key("roundtrip", f"{prefix}{share}_us", pinned)
+                )
     for n in (2, 8, 32):
         for share in ("p50", "p99"):
             for pinned in (False, True):
-                yield Row(f"call on {n} ranks {share}{', one core' * pinned}", Key(f"call-{n}", f"{share}_us", pinned))
+                yield Row(
+                    f"call on {n} ranks {share}{', one core' * pinned}",
+                    Key(f"call-{n}", f"{share}_us", pinned),
+                )
     for pinned in (False, True):
         for kind in ("tuple", "dataclass"):
             label = f"round trip with a {'`__main__` ' * (kind == 'dataclass')}{kind}{', one core' * pinned}"
@@ -77,9 +82,14 @@ def _bulk_rows() -> Iterator[Row]:
     for kind, words in (("echo", "ndarray"), ("echo-tensor", "tensor")):
         for size in (1, 64, 512):
             yield Row(f"{words} {size} MiB echoed", Key(f"{kind}-{size}", "echo_gbps"))
+            yield Row(f"{words} {size} MiB echoed, first call", Key(f"{kind}-{size}", "first_gbps"))
             yield Row(f"{words} {size} MiB echoed, read at both ends", Key(f"{kind}-{size}", "touched_gbps"))
     yield Row("one-sided read of 256 MiB", Key("read-256", "read_gbps"))
-    copies = (("copyto", "numpy copyto"), ("copy1", "torch copy_, 1 thread"), ("copy2", "torch copy_, 2 threads"))
+    copies = (
+        ("copyto", "numpy copyto"),
+        ("copy1", "torch copy_, 1 thread"),
+        ("copy2", "torch copy_, 2 threads"),
+    )
     for metric, words in copies:
         yield Row(f"memcpy beside it: {words}", Key("read-256", f"{metric}_gbps"))
 
@@ -138,7 +148,9 @@ class Results:
 
     def values(self, peer: str, key: Key) -> list[float]:
         """One value a round."""
-        return [entry["metrics"][key.metric] for entry in self._of(peer, key) if key.metric in entry["metrics"]]
+        return [
+            entry["metrics"][key.metric] for entry in self._of(peer, key) if key.metric in entry["metrics"]
+        ]
 
     def median(self, peer: str, key: Key) -> float | None:
         """Over the rounds; None where nothing was measured."""
@@ -216,13 +228,14 @@ def judge(results: Results, target: Target) -> tuple[str, str, str, str, str]:
         return target.text, shown, other, "", "not measured"
     got = ours / theirs
     passed = got <= target.factor if target.most else got >= target.factor
-    small = got < 1 and target.peer != "roost" and target.peer is not None
-    return target.text, shown, other, f"1/{_digits(1 / got)}" if small else f"{got:.2f}x", "PASS" if passed else "short"
+    small = got < 1 and target.peer not in (None, "roost")
+    share = f"1/{_digits(1 / got)}" if small else f"{got:.2f}x"
+    return target.text, shown, other, share, "PASS" if passed else "short"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> str:
     """Rows aligned for a terminal, or as markdown."""
-    lines = [tuple(head), *(tuple(text.replace("|", "\\|") if markdown else text for text in row) for row in rows)]
+    lines = [list(head), *([text.replace("|", "\\|") if markdown else text for text in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     padded = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
     if not markdown:
@@ -243,10 +256,11 @@ def remarks(results: Results) -> Iterator[str]:
     if load > 1 or noisy:
         yield f"WARNING: the machine was busy (before: {', '.join(noisy) or 'the run'}); figures are noisy"
     for entry in results.entries():
+        who = f"{entry['peer']} {entry['case']}{' on one core' * entry['pinned']}"
         if entry["error"]:
-            yield f"failed: {entry['peer']} {entry['case']}{' on one core' * entry['pinned']}: {entry['error']}"
+            yield f"failed: {who}: {entry['error']}"
         if entry["left"]:
-            yield f"left behind by {entry['peer']} {entry['case']}: {len(entry['left'])} x `{entry['left'][0]}`"
+            yield f"left behind by {who}: {len(entry['left'])} x `{entry['left'][0]}`"
 
 
 def render(record: dict[str, Any], markdown: bool = False) -> str:
@@ -256,7 +270,9 @@ def render(record: dict[str, Any], markdown: bool = False) -> str:
     for section, rows in SECTIONS.items():
         wanted = [row for row in rows() if results.has(row)]
         if wanted:
-            columns = [peer for peer in results.peers() if any(results.values(peer, row.key) for row in wanted)]
+            columns = [
+                peer for peer in results.peers() if any(results.values(peer, row.key) for row in wanted)
+            ]
             body = [[row.label, *(cell(results, peer, row.key) for peer in columns)] for row in wanted]
             parts.append(f"{'### ' * markdown}{section}\n\n" + table([" ", *columns], body, markdown))
     body = [list(judge(results, target)) for target in _targets()]

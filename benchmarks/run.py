@@ -1,8 +1,8 @@
 """Measure Roost and its peers, in turn, in one run: `python benchmarks/run.py --out results.json`.
 
 The order is case, round, peer: the peers of one case stand next to each other in time, and a drift of the
-machine falls on all of them. Every measurement is a child process of its own in the peer's environment; when it
-is over, or its time is up, whatever of its tree remains is killed by pid and named in the results.
+machine falls on all of them. Every measurement is a child process of its own in the peer's environment; when
+it is over, or its time is up, whatever of its tree remains is killed by pid and named in the results.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-REPO = Path(__file__).resolve().parent.parent
-if not __package__:  # run as a file: the repository goes on the path, not this folder with its `peers`
-    sys.path[0] = str(REPO)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where run as a file
 
 from benchmarks.cases import CASES, Case
 from benchmarks.processes import become_subreaper, command_of, descendants, kill, wait_gone
 from benchmarks.report import render
-from benchmarks.setup import ENVS, PEERS, python_of
+from benchmarks.setup import ENVS, PEERS, REPO, python_of
 
 PINNED_CORE = 1
 CLOSING_SECONDS = 30.0
@@ -79,8 +77,10 @@ def follow(reader: int, process: subprocess.Popen[bytes], result: Result, timeou
     deadline, buffer, measured, closed = time.monotonic() + timeout, b"", False, False
     while not (closed or (process.poll() is not None and not select.select([reader], [], [], 0)[0])):
         if time.monotonic() > deadline:
-            late = f"still closing after {CLOSING_SECONDS:.0f} s" if measured else f"no end after {timeout:.0f} s"
-            result.error = result.error or late
+            late = (
+                f"closing after {CLOSING_SECONDS:.0f} s" if measured else f"measuring after {timeout:.0f} s"
+            )
+            result.error = result.error or f"still {late}"
             return
         if not select.select([reader], [], [], 0.05)[0]:
             continue
@@ -93,7 +93,8 @@ def follow(reader: int, process: subprocess.Popen[bytes], result: Result, timeou
             elif "measured" in line:
                 measured, deadline = True, time.monotonic() + CLOSING_SECONDS
             else:
-                result.error, result.skipped = line.get("error", result.error), line.get("skipped", result.skipped)
+                result.error = line.get("error", result.error)
+                result.skipped = line.get("skipped", result.skipped)
     try:
         code = process.wait(timeout=CLOSING_SECONDS)
     except subprocess.TimeoutExpired:
@@ -119,7 +120,13 @@ def run_child(peer: str, case: Case, turn: int, pinned: bool, quick: bool, log: 
     log.flush()
     start = time.monotonic()
     process = subprocess.Popen(
-        command, cwd=REPO, env=environment, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        command,
+        cwd=REPO,
+        env=environment,
+        pass_fds=[writer],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
     )
     os.close(writer)
     try:
@@ -132,7 +139,7 @@ def run_child(peer: str, case: Case, turn: int, pinned: bool, quick: bool, log: 
 
 
 def end_tree(process: subprocess.Popen[bytes], result: Result) -> None:
-    """Give the peer's processes a moment to end by themselves if it closed well, then kill and name the rest."""
+    """Give the peer's processes a moment to end by themselves, then name and kill the rest."""
     grace = 5.0 if process.poll() is not None else 0.0
     left = wait_gone(os.getpid(), grace, known=(process.pid,))
     result.left = [command_of(proc.pid) for proc in left if proc.pid != process.pid]
@@ -165,7 +172,9 @@ def machine() -> dict[str, object]:
 def versions(peers: list[str]) -> dict[str, str]:
     """The version of every peer and of its torch."""
     distributions = {"monarch": "torchmonarch", "raw": "torch"}
-    code = "import importlib.metadata as m, sys; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
+    code = (
+        "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
+    )
     found = {}
     for peer in peers:
         names = dict.fromkeys((distributions.get(peer, peer), "torch", "numpy"))
@@ -190,11 +199,11 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; default: %(default)s")
-    parser.add_argument("--cases", default="*", help=f"comma-separated names or globs of: {', '.join(CASES)}")
-    parser.add_argument("--quick", action="store_true", help="few repeats, one round, without the heavy cases")
-    parser.add_argument("--rounds", type=int, default=None, help="times through the peers for each case; 3, quick 1")
+    parser.add_argument("--cases", default="*", help=f"names or globs, of: {', '.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help="few repeats, without the heavy cases")
+    parser.add_argument("--rounds", type=int, default=1, help="times through the peers for each case")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks.json"), help="default: %(default)s")
-    parser.add_argument("--log", type=Path, default=None, help="the children's output; default: a temporary file")
+    parser.add_argument("--log", type=Path, help="the children's output; default: a temporary file")
     return parser.parse_args()
 
 
@@ -231,10 +240,10 @@ def main() -> None:
     if descendants(os.getpid()):
         raise SystemExit("started with child processes: they would be taken for a peer's")
     cases = chosen(arguments.cases, arguments.quick)
-    steps = plan(cases, peers, arguments.rounds or (1 if arguments.quick else 3))
+    steps = plan(cases, peers, arguments.rounds)
     record: dict[str, object] = {"machine": machine(), "versions": versions(peers), "quick": arguments.quick}
-    if os.getloadavg()[0] > BUSY_LOAD:
-        print(f"warning: load average {os.getloadavg()[0]:.2f}: the machine is busy, figures will be noisy", flush=True)
+    if (load := os.getloadavg()[0]) > BUSY_LOAD:
+        print(f"warning: load average {load:.2f}: the machine is busy, figures will be noisy", flush=True)
     log_path = arguments.log or Path(tempfile.mkdtemp(prefix="roost-bench-")) / "children.log"
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, object]] = []

@@ -33,7 +33,7 @@ ENVIRONMENTS = {
     "monarch": Environment(("torchmonarch==0.7.0",), "monarch"),
     "ray": Environment(("ray==2.60.0",), "ray"),
     "xoscar": Environment(("xoscar==0.12.2",), "xoscar"),
-    # xoscar imports torch in every process wherever it is installed; the cases without torch need one without.
+    # xoscar imports torch in every process wherever it is installed: the cases without torch need another.
     "xoscar-bare": Environment(("numpy", "xoscar==0.12.2"), "xoscar", torch=False),
 }
 PEERS = ("roost", "monarch", "ray", "xoscar")

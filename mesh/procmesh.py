@@ -29,7 +29,7 @@ STOP_GRACE = 3.0  # seconds for `__cleanup__` and the last messages before a pro
 class Processes:
     """What all slices of one process mesh share."""
 
-    __slots__ = ("name", "owned", "refs", "started", "stopped", "stopping")
+    __slots__ = ("name", "owned", "refs", "services", "started", "stopped", "stopping")
 
     def __init__(self, name: str, refs: Sequence[ProcRef]) -> None:
         self.name = name
@@ -38,6 +38,7 @@ class Processes:
         self.stopped = ""
         self.stopping: Future[None] | None = None
         self.owned: Owned | None = None
+        self.services: dict[Any, Any] = {}  # meshes of helper actors, by what they are for
 
     def __reduce__(self) -> Any:
         return Processes, (self.name, self.refs)

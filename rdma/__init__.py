@@ -1,7 +1,7 @@
 """One-sided reads and writes of tensors between processes.
 
-`RDMABuffer(tensor)` is a small handle that any process of the job may read from and write to while its owner's
-actors do something else. The way is chosen by what the two ends share: one process, one kernel
+`RDMABuffer(tensor)` is a small handle that any process of the job may read from and write to while its
+owner's actors do something else. The way is chosen by what the two ends share: one process, one kernel
 (process_vm_readv/writev), else TCP straight into the destination's memory; `RDMABuffer.explain()` says which.
 """
 

@@ -22,16 +22,16 @@ from .service import holdings, receivers
 from .transfer import Transfer
 
 NOWHERE = ("", 0)  # the address of a handle that has not been sent: no data server was needed yet
-INLINE = 256 << 10  # bytes that are moved on the calling thread where no socket is waited for
+INLINE = cma.ONE_CALL  # bytes that are moved on the calling thread where no socket is waited for
 
 
 class RDMABuffer:
     """Opens a tensor, array or bytes-like object to one-sided reads and writes.
 
     The handle pickles to under 400 bytes; send it through any endpoint. The owner's actors take no part in a
-    transfer: they may be busy, and on one host even stopped. The memory stays alive while a handle of it does, here
-    or elsewhere (see `drop`), and is not copied: a reader sees it as it is while the bytes move. Any shape and
-    strides, empty ones too. Do not resize the storage while it is open.
+    transfer: they may be busy, and on one host even stopped. The memory stays alive while a handle of it
+    does, here or elsewhere (see `drop`), and is not copied: a reader sees it as it is while the bytes move.
+    Any shape and strides, empty ones too. Do not resize the storage while it is open.
 
     >>> weights = RDMABuffer(torch.arange(6.0).view(2, 3))          # in the owner
     >>> weights
@@ -72,11 +72,12 @@ class RDMABuffer:
     def read_into(self, dst: object, *, timeout: float | None = None) -> Transfer:
         """Copy the buffer into `dst`, of the same dtype and shape, or flat uint8 of as many bytes.
 
-        Begins at once; `dst` must not be used before the transfer is done. `timeout` bounds the whole transfer;
-        without it, one that makes no progress for a minute fails. Small reads on one host are done on return.
+        Begins at once; `dst` must not be used before the transfer is done. `timeout` bounds the whole
+        transfer; without it, one that makes no progress for a minute fails. Small reads on one host are done
+        on return.
 
-        ValueError, TypeError here: `dst` does not fit, is read-only or expanded. From the transfer: StaleBuffer,
-        OwnerDied, TransferTimeout, RDMAError; the content of `dst` is then undefined.
+        ValueError, TypeError here: `dst` does not fit, is read-only or expanded. From the transfer:
+        StaleBuffer, OwnerDied, TransferTimeout, RDMAError; the content of `dst` is then undefined.
         """
         memory = describe(dst)
         _check(self._handle.layout, memory.layout)
@@ -103,8 +104,9 @@ class RDMABuffer:
     def drop(self) -> Transfer:
         """Give the handle up; returns a finished transfer, so that it may be awaited.
 
-        In the owner: all handles of this buffer, everywhere, are stale from now on, and the memory is released,
-        whoever still holds one. Let writers of other processes finish first. Elsewhere: only this handle ends.
+        In the owner: all handles of this buffer, everywhere, are stale from now on, and the memory is
+        released, whoever still holds one. Let writers of other processes finish first. Elsewhere: only this
+        handle ends.
         """
         if not self._dropped:
             self._dropped = True
@@ -151,7 +153,8 @@ class RDMABuffer:
     def advance(self) -> RDMABuffer:
         """Make every handle of it stale, this one too, and return the one of the content to come.
 
-        For an owner that rewrites a buffer in place: a read that meets the change fails instead of mixing both.
+        For an owner that rewrites a buffer in place: a read that meets the change fails instead of mixing
+        both.
         """
         export = self._mine()
         registry().advance(export)  # counts the handle that follows
@@ -191,7 +194,9 @@ class RDMABuffer:
         return transfer
 
     def _read_now(self, memory: Memory) -> Transfer | None:
-        """A small read in one call; None where it needs the long way. 4 KiB into a tensor: 10 us in all, not 25."""
+        """A small read in one call; None where it needs the long way. 4 KiB into a tensor: 10 us in all, not
+        25.
+        """
         h = self._handle
         if memory.device != "cpu" or not memory.layout.contiguous:
             return None

@@ -1,8 +1,9 @@
-"""The reader's end of TCP reads and writes: pooled connections to one owner, straight into the caller's memory.
+"""The reader's end of TCP reads and writes: pooled connections to one owner, straight into the caller's
+memory.
 
-A connection that breaks says little: the owner may have hung up an idle one, or be gone. So a broken transfer is
-begun again on a fresh connection (a read or write done twice is one done once); an owner that the kernel or the
-runtime knows dead, or whose port refuses, is `OwnerDied`.
+A connection that breaks says little: the owner may have hung up an idle one, or be gone. So a broken transfer
+is begun again on a fresh connection (a read or write done twice is one done once); an owner that the kernel
+or the runtime knows dead, or whose port refuses, is `OwnerDied`.
 """
 
 from __future__ import annotations

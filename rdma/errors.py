@@ -1,7 +1,8 @@
 """What can go wrong between a handle and the memory it names.
 
-By whose fault: `ValueError` is the caller's (shapes that do not fit); `StaleBuffer` is the owner's (the memory was
-dropped or has moved on); `OwnerDied` and `TransferTimeout` are the world's. Each names the far end.
+By whose fault: `ValueError` is the caller's (shapes that do not fit); `StaleBuffer` is the owner's (the
+memory was dropped or has moved on); `OwnerDied` and `TransferTimeout` are the world's. Each names the far
+end.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ VERSION = 1
 class Handle:
     """One opened array: whose, where, of what shape, and the cookie that its guard cell must hold.
 
-    `base` is the storage block's address in the owner, `offset` element zero's place in it; `address` is where the
-    owner's data server listens.
+    `base` is the storage block's address in the owner, `offset` element zero's place in it; `address` is
+    where the owner's data server listens.
     """
 
     owner: Identity

@@ -15,7 +15,9 @@ from .home import Home, home
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process: `boot`, `pid_ns`, `pid`, `start` as the kernel tells them; `node_id`, `proc_id` as Roost does."""
+    """A process: `boot`, `pid_ns`, `pid`, `start` as the kernel tells them; `node_id`, `proc_id` as Roost
+    does.
+    """
 
     boot: bytes
     pid_ns: int
@@ -40,7 +42,9 @@ class Identity:
 
 
 def process_start(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot (/proc/PID/stat, field 22); None if gone or a zombie."""
+    """Start time of a live process in clock ticks since boot (/proc/PID/stat, field 22); None if gone or a
+    zombie.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             # The command name (field 2) may hold spaces and brackets: count from its last bracket.

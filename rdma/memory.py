@@ -43,8 +43,8 @@ class Span:
 def describe(obj: object) -> Memory:
     """The memory of a tensor, array, memoryview or bytes-like object.
 
-    TypeError for what has no memory of its own (sparse, quantised, DTensor, object arrays); ValueError for lazy
-    conjugates, whose bytes are not their values.
+    TypeError for what has no memory of its own (sparse, quantised, DTensor, object arrays); ValueError for
+    lazy conjugates, whose bytes are not their values.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
@@ -71,6 +71,14 @@ def span_of(memory: Memory) -> Span:
         return Span(low, high - low, "cpu", root)
     low, high = memory.layout.span()
     return Span(memory.address + low, high - low, "cpu", keep)
+
+
+def extent_of(keep: object) -> tuple[int, int] | None:
+    """Where a torch storage now lies, address and bytes; None for what cannot move."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(keep, torch.UntypedStorage):
+        return None
+    return keep.data_ptr(), keep.nbytes()
 
 
 @lru_cache(maxsize=64)

@@ -1,8 +1,9 @@
 """Carrying out one read or write, by the way that was chosen.
 
-A local array is contiguous, or on a device, or in pieces; so is the far one. Pieces of some size go as runs. Where
-they are small (a transposed matrix is one run an element) the far span is read whole, or the local array packed,
-and the elements are put in order here: one run of 4 MB and a strided copy take 6 ms, a million runs of 4 bytes 90.
+A local array is contiguous, or on a device, or in pieces; so is the far one. Pieces of some size go as runs.
+Where they are small (a transposed matrix is one run an element) the far span is read whole, or the local
+array packed, and the elements are put in order here: one run of 4 MB and a strided copy take 6 ms, a million
+runs of 4 bytes 90.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Carrier:
     write: bool
 
     def carry_all(self, local: int, source: Layout, destination: Layout) -> str:
-        """Move what a plan says between address `local` here and element zero there; returns the backend that did."""
+        """Move what a plan says between address `local` here and element zero there; returns the backend that
+        did.
+        """
         if not source.nbytes:
             return self.carry(local, _NO_BYTES)
         backend = ""
@@ -80,19 +83,22 @@ class Carrier:
 
 def _copy_here(handle: Handle, there: int, local: int, runs: Runs, write: bool) -> None:
     export = registry().find(handle.key)
-    if export is None or export.cookie != handle.cookie:
+    block = export.block if export is not None else None  # kept until the copy is done, whatever happens
+    if export is None or block is None or not export.open or not block.intact():
         raise cma.stale(handle.owner)
-    block = export.block  # kept until the copy is done, whatever happens to the export
+    if export.cookie != handle.cookie:
+        raise cma.stale(handle.owner)
     src, dst = (local, there) if write else (there, local)
     for a, b, n in zip(runs.src, runs.dst, runs.n, strict=True):
         ctypes.memmove(dst + b, src + a, n)
-    del block
     if export.cookie != handle.cookie or not export.open:
         raise cma.stale(handle.owner)
 
 
 def carry_out(carrier: Carrier, memory: Memory) -> str:
-    """One whole transfer between the handle's array and a local one, any layout, any device; the backend used."""
+    """One whole transfer between the handle's array and a local one, any layout, any device; the backend
+    used.
+    """
     if memory.device != "cpu":
         twin, tensor = host_copy(memory, fill=carrier.write)
         backend = carry_out(carrier, twin)
@@ -135,7 +141,9 @@ def _in_pieces(src: Layout, dst: Layout) -> bool:
 
 
 def _array(np: ModuleType, address: int, layout: Layout) -> numpy.ndarray:
-    """A numpy view of memory by address: of unsigned integers, or of opaque items where there are none of the size."""
+    """A numpy view of memory by address: of unsigned integers, or of opaque items where there are none of the
+    size.
+    """
     low, high = layout.span()
     kind = f"u{layout.itemsize}" if layout.itemsize in (1, 2, 4, 8) else f"V{layout.itemsize}"
     data = view_at(address + low, high - low)

@@ -1,8 +1,8 @@
 """The threads that move bytes.
 
-Daemon threads, started on need and kept: concurrent.futures would join them at exit, and a transfer from a stopped
-process would then hang the interpreter's end. A transfer that pays for it is cut into pieces which its own thread
-and any idle ones claim in turn, so nobody ever waits for a thread that is not already at work.
+Daemon threads, started on need and kept: concurrent.futures would join them at exit, and a transfer from a
+stopped process would then hang the interpreter's end. A transfer that pays for it is cut into pieces which
+its own thread and any idle ones claim in turn, so nobody ever waits for a thread that is not already at work.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Pool:
                 self._free += 1
 
     def each(self, pieces: int, work: Callable[[int], None]) -> None:
-        """Run `work(0)` to `work(pieces - 1)` here and on up to HELPERS other threads; raises the first error."""
+        """Run `work(0)` to `work(pieces - 1)` here and on up to HELPERS other threads; raises the first
+        error.
+        """
         if pieces > 1 and HELPERS:
             _Shared(pieces, work).run(self)
         else:

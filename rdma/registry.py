@@ -1,23 +1,23 @@
 """What this process has opened to one-sided access, and who may still use it.
 
 A `Block` is a storage block, registered once however many handles lie on it. An `Export` is what one
-`RDMABuffer(...)` opened: its own cookie, generation and guard cell, so that dropping one handle leaves the others
-on the same storage alone.
+`RDMABuffer(...)` opened: its own cookie, generation and guard cell, so that dropping one handle leaves the
+others on the same storage alone.
 
 An export lives while any of these is true, and is freed as soon as none is:
 
 - a handle object of it lives in this process;
-- a pickled handle is on its way: each pickling has a token, and the processes it was sent to (`sending_to`) have
-  each still to acknowledge it. Where nobody said to whom it goes, it counts as on its way for ever;
+- a pickled handle is on its way: each pickling has a token, and the processes it was sent to (`sending_to`)
+  have each still to acknowledge it. Where nobody said to whom it goes, it counts as on its way for ever;
 - another process has acknowledged a token and has not said that its last handle is gone;
 
-until `drop()` or the end of this process, which end it whatever holds it. A process that dies is struck from all
-of them. Messages carry the sender's running number, so that an acknowledgement overtaken by a later release does
-not bring a holder back; a handle passed on by a holder is pinned by the holder's own message, and an
-acknowledgement of it that comes first is kept until that message does.
+until `drop()` or the end of this process, which end it whatever holds it. A process that dies is struck from
+all of them. Messages carry the sender's running number, so that an acknowledgement overtaken by a later
+release does not bring a holder back; a handle passed on by a holder is pinned by the holder's own message,
+and an acknowledgement of it that comes first is kept until that message does.
 
-Handles are collected at any moment, also while this thread is inside the lock. So a collected handle is put on a
-queue, and whoever can take the lock, or is about to leave it, empties the queue.
+Handles are collected at any moment, also while this thread is inside the lock. So a collected handle is put
+on a queue, and whoever can take the lock, or is about to leave it, empties the queue.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weakref import WeakValueDictionary
 from .cma import CELL
 from .errors import StaleBuffer
 from .home import home
-from .memory import Memory, Span, span_of
+from .memory import Memory, Span, extent_of, span_of
 
 _STEP = 32  # bytes between cells
 FORWARDED = 1  # bit of a token: made by a holder, not by the owner
@@ -75,6 +75,12 @@ class Block:
 
     def __init__(self, span: Span) -> None:
         self.span = span
+
+    def intact(self) -> bool:
+        """Whether the memory is still there: a torch storage may have been resized, as FSDP does to
+        shards.
+        """
+        return extent_of(self.span.keep) in (None, (self.span.base, self.span.nbytes))
 
 
 NOTHING = Block(Span(0, 0, "cpu", None))
@@ -154,7 +160,9 @@ class Registry:
         self._locked(lambda: self._close(export))
 
     def advance(self, export: Export) -> int:
-        """Make all handles of it stale but one that follows, which is counted here; returns the new generation."""
+        """Make all handles of it stale but one that follows, which is counted here; returns the new
+        generation.
+        """
 
         def bump() -> int:
             if not export.open:
@@ -258,12 +266,14 @@ class Registry:
         export.block = NOTHING
 
     def _locked(self, act: Callable[[], T]) -> T:
-        with self._lock:
-            result = act()
-            buried, self._buried = self._buried, []
-        del buried  # here, since what it frees may run anyone's finaliser
-        self._settle()
-        return result
+        try:
+            with self._lock:
+                result = act()
+                buried, self._buried = self._buried, []
+            del buried  # here, since what it frees may run anyone's finaliser
+            return result
+        finally:
+            self._settle()
 
     def _settle(self) -> None:
         """Count what was collected; whoever holds the lock does it on leaving."""

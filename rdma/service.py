@@ -1,7 +1,7 @@
 """Messages between the data planes of two processes, and the thread that sends them.
 
-The owner of a buffer hears "ack", "release" and "pin" (see `registry`). They are sent from one thread, because
-a handle may be collected while its process's runtime holds any lock.
+The owner of a buffer hears "ack", "release" and "pin" (see `registry`). They are sent from one thread,
+because a handle may be collected while its process's runtime holds any lock.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _receivers: ContextVar[tuple[int, ...] | None] = ContextVar("roost_rdma_receiver
 def sending_to(proc_ids: Iterable[int]) -> Iterator[None]:
     """Say which processes will unpickle the handles pickled inside, each at least once.
 
-    A message to them lifts the pin when all of them have unpickled it and given their handles up, or died. A handle
-    pickled outside stays pinned until `drop()` or its owner's end, since nobody knows how many copies there are.
+    A message to them lifts the pin when all of them have unpickled it and given their handles up, or died. A
+    handle pickled outside stays pinned until `drop()` or its owner's end, since nobody knows how many copies
+    there are.
     """
     token = _receivers.set(tuple(proc_ids))
     try:

@@ -1,8 +1,9 @@
 """Accelerator memory, by way of the host.
 
-The owner's data server copies a piece to or from the device on its own thread, after synchronising the device, so
-that the owner's user code takes no part here either. Between processes that share a GPU, CUDA and HIP IPC handles
-belong in `peer.choose`, as a backend before TCP, since then nothing needs to leave the device.
+The owner's data server copies a piece to or from the device on its own thread, after synchronising the
+device, so that the owner's user code takes no part here either. Between processes that share a GPU, CUDA and
+HIP IPC handles belong in `peer.choose`, as a backend before TCP, since then nothing needs to leave the
+device.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """The data connection: what two processes say before and between the bytes of tensors.
 
-Handshake, before anything else and in both directions: nonces, then keyed blake2b of both nonces, both roles and
-the owner's process id, on the job's secret. The owner proves itself first, so a client that holds another secret
-says so instead of being hung up on. After it come requests of a fixed header and a table of runs; nothing is
-pickled, every length is checked before memory is touched or allocated. The bytes themselves travel in the clear,
-as those of NCCL and RDMA do: keep the interface on a fabric you trust.
+Handshake, before anything else and in both directions: nonces, then keyed blake2b of both nonces, both roles
+and the owner's process id, on the job's secret. The owner proves itself first, so a client that holds another
+secret says so instead of being hung up on. After it come requests of a fixed header and a table of runs;
+nothing is pickled, every length is checked before memory is touched or allocated. The bytes themselves travel
+in the clear, as those of NCCL and RDMA do: keep the interface on a fabric you trust.
 
-    READ:   header, table                ->  status, bytes of the runs, status (the second look at the generation)
-    WRITE:  header, table  ->  status    ->  bytes of the runs   ->  status
+    READ:   header, table  ->  status, bytes of the runs, status
+    WRITE:  header, table  ->  status  ->  bytes of the runs  ->  status
+
+The last status is the second look at the buffer's generation.
 
 Sockets block with SO_RCVTIMEO / SO_SNDTIMEO rather than Python's timeouts, which poll before every call; so
 MSG_WAITALL works, and a large run is received in one call with the GIL dropped.
@@ -52,7 +54,9 @@ class Refused(RDMAError):
 
 @dataclass(slots=True)
 class Deadline:
-    """Until when an operation may run: `at` on the monotonic clock, or else `pause` seconds without progress."""
+    """Until when an operation may run: `at` on the monotonic clock, or else `pause` seconds without
+    progress.
+    """
 
     at: float | None
     pause: float = IDLE

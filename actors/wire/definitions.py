@@ -10,10 +10,10 @@ An id names one object in one version:
 * a class is its own version. Redefining it (running the notebook's cell again) makes another object
   and so another id. The blob is what the class was when it was first sent: a method patched in, or a
   global of its methods rebound, after that is not seen by peers until the class is redefined.
-* a function goes by id if all it closes over (globals it reads, cells, defaults, attributes) is atomic or is a
-  module, a class or such a function. All of that is part of its version, so rebinding a global or a
-  cell gives a new id, and running the same cell again gives the old one. A function that holds or
-  writes mutable state, or whose version has changed `MAX_VERSIONS` times, is data rather than a
+* a function goes by id if all it closes over (globals it reads, cells, defaults, attributes) is
+  atomic or is a module, a class or such a function. All of that is part of its version, so rebinding
+  a global or a cell gives a new id, and running the same cell again gives the old one. A function
+  that holds or writes mutable state, or whose version has changed `MAX_VERSIONS` times, is data rather than a
   definition and goes by value in each message: what was sent is what it was at the call.
 
 Ids are random, not hashes: they must differ for two classes of equal text (`isinstance` tells them
@@ -178,7 +178,10 @@ class Definitions:
         return closures[0] if len(closures) == 1 else tuple(dict.fromkeys(chain.from_iterable(closures)))
 
     def find(self, obj: object) -> Entry | None:
-        """How a pickler saves a class or function: by its entry's `reduced`, None there for by name; None: by value."""
+        """How a pickler saves a class or function: by `reduced` of its entry, by name if that is None.
+
+        None: by value.
+        """
         if self.stale():
             self.forget_importable()
         entry = self.by_object.get(id(obj))

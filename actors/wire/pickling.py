@@ -6,10 +6,19 @@ large is copied here. `unpack` puts them together again.
 Unpickling runs code the sender chose. Nothing of a message is run before `unpack` is called with it,
 and that must be only after the link has authenticated the peer.
 
-How the time of a small message is kept near that of `pickle.dumps` (0.24 us for a tuple of three
-atoms, 0.65 us with `pack`): picklers are kept and reused, the C pickler hands both its stream and its buffers
-to one list's `append`, and `reducer_override` is not called for builtin atoms and containers at all.
-A new pickler each time would cost 1.2 us more; a `persistent_id` hook 0.1 us for every object.
+How the time of a small message is kept near that of `pickle.dumps`: picklers are kept and reused (a
+new one costs 1.2 us), the C pickler hands both its stream and its buffers to one list's `append`, and
+builtin atoms and containers never reach Python code (a `persistent_id` hook would cost 0.1 us for
+each of them). Measured on an idle core, us:
+
+    what                                    pack    unpack   pickle.dumps   cloudpickle.dumps
+    (1, "hello", 3)                          0.9       0.3        0.3
+    importable object with 3 fields          2.8       1.4        1.6
+    __main__ dataclass with 3 fields         3.0       2.4          -             190
+    __main__ function over a constant        6.7       1.4          -
+    list of 10,000 ints                      100                   98
+    tensor                                    14       7.1         39
+    numpy array                             @ARR
 """
 
 from __future__ import annotations
@@ -35,7 +44,7 @@ OUT_OF_BAND = 64 * 1024  # bytes and bytearrays of at least this leave the strea
 
 @dataclass(slots=True)
 class Packed:
-    """A message's payload. The buffers are views onto the caller's memory: copy them before returning to it."""
+    """A message's payload. The buffers are views onto the caller's memory, to be copied before it goes on."""
 
     data: bytes
     buffers: list[memoryview]
@@ -58,7 +67,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.events: list[Any] = []
-        pickle.Pickler.__init__(self, _File(self.events.append), 5, buffer_callback=self.events.append)  # type: ignore[arg-type]
+        pickle.Pickler.__init__(self, _File(self.events.append), 5, buffer_callback=self.events.append)
         self.globals_ref: dict[int, dict[str, object]] = {}
         self.proto = 5
         self.noted: dict[bytes, Entry] = {}
@@ -106,13 +115,16 @@ def _reduce_definition(packer: _Packer, obj: object) -> object:
 
 def _reduce_memoryview(packer: _Packer, obj: object) -> object:
     view = cast(memoryview, obj)
-    if not view.c_contiguous:
-        return _as_view, (PickleBuffer(bytearray(view.tobytes())), view.format, view.shape)
-    return _as_view, (PickleBuffer(view), view.format, view.shape)
+    flat = view if view.c_contiguous else bytearray(view.tobytes())
+    return _as_view, (PickleBuffer(flat), view.format, view.shape)
 
 
 def _as_view(data: memoryview, format: str, shape: tuple[int, ...]) -> memoryview:
-    return memoryview(data).cast("B").cast(format, shape) if 0 not in shape else memoryview(b"").cast(format)
+    """With its format and shape if it is of one native type and not empty, else as bytes."""
+    if not data.nbytes:
+        return memoryview(bytearray())
+    flat = memoryview(data).cast("B")
+    return flat.cast(cast(Any, format), shape) if len(format.lstrip("@")) == 1 else flat
 
 
 def _in_blocks(reduce: Callable[[tensors.Blocks, object], object]) -> Route:
@@ -153,6 +165,7 @@ def _add_late_routes(module: str) -> None:
 
 _entries = DEFINITIONS.by_object
 _idle: list[_Packer] = []
+_KEEP = 1024  # bytes: what wrote a longer stream has a large memo, which costs up to 20 us to clear each time
 _save = pickle.Pickler.dump  # cloudpickle's own wraps it
 
 
@@ -160,9 +173,10 @@ def pack(obj: object, what: str = "argument") -> Packed:
     """Pickle `obj` with its large parts out of band, as views onto the caller's memory.
 
     Out of band are the memory of CPU tensors and of numpy arrays (of each storage the span that the
-    views in this message need, once), `bytes`, `bytearray` and `memoryview` of at least 64 KiB, and what other
-    types give as a `PickleBuffer`. `definitions` lists the classes and functions that the peer must
-    have learned. Safe to call from several threads, and from within a `__reduce__` that it calls.
+    views in this message need, once), `bytes` and `bytearray` of at least 64 KiB, any `memoryview`,
+    and what other types give as a `PickleBuffer`. `definitions` lists the classes and functions that
+    the peer must have learned. Safe to call from several threads, and from within a `__reduce__`
+    that it calls.
 
     Raises UnpicklableError, a TypeError, which names the path to what could not be pickled; `what`
     is how its message calls `obj`.
@@ -173,7 +187,7 @@ def pack(obj: object, what: str = "argument") -> Packed:
         packer = _Packer()
     try:
         _save(packer, obj)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (whatever a __reduce__ of the user's raises)
         return _pack_again(obj, what, error)
     return _finish(packer)
 
@@ -201,7 +215,7 @@ def _finish(packer: _Packer) -> Packed:
     if packer.noted:
         packed.definitions = DEFINITIONS.requires(packer.noted)
         packer.noted = {}
-    if len(packed.data) < OUT_OF_BAND:  # a long memo is dear to clear
+    if len(packed.data) < _KEEP:
         packer.clear_memo()
         events.clear()
         packer.blocks = None

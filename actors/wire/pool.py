@@ -49,7 +49,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Map:
-    """A mapping, undone when the last exporter over it is gone. Not mmap.mmap: that keeps a descriptor each."""
+    """A mapping, undone when its last exporter is gone. Not mmap.mmap: each of those keeps a descriptor."""
 
     __slots__ = ("__weakref__", "_address", "_size")
 
@@ -161,7 +161,10 @@ class Pool:
             return self._make(size)
 
     def fill(self, segment: Segment, buffers: Sequence[memoryview]) -> list[tuple[int, int]]:
-        """Copy the buffers in; their (offset, nbytes), offsets multiples of 64. ValueError if they do not fit."""
+        """Copy the buffers in, at multiples of 64: their (offset, nbytes).
+
+        Raises ValueError if they do not fit.
+        """
         spans, end = layout(buffer.nbytes for buffer in buffers)
         if end > segment.size:
             raise ValueError(f"{end} bytes do not fit into a segment of {segment.size}")
@@ -185,7 +188,7 @@ class Pool:
         self._report(None, receiver)
 
     def retired(self) -> list[tuple[int, frozenset[int]]]:
-        """Segments given up since the last call, each with the receivers whose mapping of it is of no more use."""
+        """Segments given up since the last call, and for each the receivers that may drop their mapping."""
         with self._lock:
             retired, self._retired = self._retired, []
             return retired
@@ -291,7 +294,8 @@ class Mappings:
         self._segments: dict[tuple[int, int], _Received] = {}
 
     def __repr__(self) -> str:
-        return f"Mappings({len(self._segments)} segments of {len({sender for sender, _ in self._segments})} senders)"
+        senders = {sender for sender, _ in list(self._segments)}
+        return f"Mappings({len(self._segments)} segments of {len(senders)} senders)"
 
     def add(self, sender: int, segment_id: int, fd: int, size: int) -> None:
         """Take over the descriptor of a sender's segment; it is this object's to close."""

@@ -1,4 +1,4 @@
-"""Monarch (PyPI `torchmonarch`), by its public interface; sync endpoints, unix-socket transport (its default)."""
+"""Monarch (PyPI `torchmonarch`), by its public interface: sync endpoints over unix sockets, its default."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Ray by its core API: one actor a process, `num_cpus=0` actors on a head with the machine's own core count.
 
-No dashboard, no usage report; a temporary folder and a token of its own, so that nothing is left in the home folder.
+No dashboard, no usage report; a temporary folder and a token of its own, so that nothing is left in the home
+folder.
 """
 
 from __future__ import annotations

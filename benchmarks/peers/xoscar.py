@@ -1,5 +1,7 @@
-"""xoscar: actors in the sub-processes of a pool in this process. It is asyncio only, so every blocking call is
-`run_until_complete` on the one loop that the pool lives on, and a call on a mesh is a gather.
+"""xoscar: actors in the sub-processes of a pool in this process.
+
+It is asyncio only, so every blocking call is `run_until_complete` on the one loop that the pool lives on, and a
+call on a mesh is a gather.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ weights `version` may start rollouts while
     accepted + running <= (max_staleness + version + 1) * batch
 
 where `accepted` counts the groups ever taken in (consumed ones too) and `running` those begun. A slot is
-free again once the trainer has consumed a batch *and* this generator has pulled the version that came of it. (The
-formula is AReaL's, arXiv:2505.24298: floor((N - 1) / B) <= i + eta.) Example with batch 16 and max_staleness 1: at version 0 there are
-32 slots. After step 1 a generator that has pulled version 1 finds 16 more; one that still holds version 0
-finds none, so it cannot make rollouts that would be too old when their turn comes.
+free again once the trainer has consumed a batch *and* this generator has pulled the version that came of
+it. (The formula is AReaL's, arXiv:2505.24298: floor((N - 1) / B) <= i + eta.) Example with batch 16 and
+max_staleness 1: at version 0 there are 32 slots. After step 1 a generator that has pulled version 1 finds
+16 more; one that still holds version 0 finds none, so it cannot make rollouts that would be too old when
+their turn comes.
 
 Groups leave oldest version first. A straggler can still be too old when it arrives: it is dropped and
 counted, its slot freed and its prompt returned for another try. Each ticket is consumed at most once.
@@ -72,8 +73,8 @@ class ReplayBuffer:
     def start(self, owner: str, items: Sequence[Item]) -> None:
         """Take a slot for each of `items`, which the generator `owner` begins now. Ask `room` before."""
         for item in items:
-            if item.ticket in self._running:
-                raise ValueError(f"prompt {item.ticket} is already running on {self._running[item.ticket][0]}")
+            if held := self._running.get(item.ticket):
+                raise ValueError(f"prompt {item.ticket} is already running on {held[0]}")
             self._running[item.ticket] = (owner, item)
 
     def put(self, group: Group) -> bool:

@@ -20,22 +20,23 @@ class RunConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
 
-    # Supervised start: on answers of which half are wrong, so that there is something left to learn.
-    warmup_steps: int = 120
+    # Supervised start: short and on answers of which a third is wrong, so that there is much left to learn.
+    warmup_steps: int = 150
     warmup_batch: int = 128
     warmup_lr: float = 1e-3
-    warmup_noise: float = 0.5
+    warmup_noise: float = 0.3
 
     # Sampling.
-    prompts: int = 16  # prompts a step
-    group: int = 16  # completions a prompt, compared with each other
+    prompts: int = 32  # prompts a step
+    group: int = 8  # completions a prompt, compared with each other
     max_new_tokens: int = 6
     temperature: float = 1.0
 
     # Training.
-    steps: int = 400
-    lr: float = 5e-4
-    weight_decay: float = 0.0
+    steps: int = 600
+    lr: float = 3e-4
+    lr_final: float = 0.1  # part of `lr` that is left at the last step, falling linearly
+    weight_decay: float = 0.1
     max_grad_norm: float = 1.0
     clip_low: float = 0.2  # a ratio below 1 - clip_low gives no further gradient
     clip_high: float = 0.28  # the upper bound is looser, as in DAPO (arXiv:2503.14476, section 3.1)

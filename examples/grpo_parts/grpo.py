@@ -2,8 +2,8 @@
 
 Sources:
 - GRPO, advantages and objective: DeepSeekMath, arXiv:2402.03300, section 4.1, equations 3 and 4.
-- Clipped ratio: PPO, arXiv:1707.06347, equation 7. Here the ratio is to the policy that *sampled*, which may be
-  some versions old, so the clip also bounds what staleness can do.
+- Clipped ratio: PPO, arXiv:1707.06347, equation 7. Here the ratio is to the policy that *sampled*, which
+  may be some versions old, so the clip also bounds what staleness can do.
 - The mean is over the tokens of the whole batch, not over each completion first, so that long
   completions weigh by their length: DAPO, arXiv:2503.14476, section 3.3; so are unequal clip bounds, 3.1.
 - KL estimator "k3": J. Schulman, "Approximating KL divergence", joschu.net/blog/kl-approx.html (2020).
@@ -46,7 +46,7 @@ class Metrics:
     kl_behaviour: float  # KL(sampling policy || this one), k3
     kl_reference: float  # KL(this policy || reference), k3; 0 without a reference
     entropy: float  # nats, of the policy's next-token distribution
-    grad_norm: float = 0.0  # before clipping
+    grad_norm: float  # before clipping
 
 
 def group_advantages(rewards: Tensor, eps: float = 1e-4) -> Tensor:
@@ -134,7 +134,11 @@ def grpo_loss(
 
 
 def reduce_and_step(
-    model: Transformer, optimizer: torch.optim.Optimizer, max_norm: float, extra: Tensor, reduce: Reduce | None
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    max_norm: float,
+    extra: Tensor,
+    reduce: Reduce | None,
 ) -> tuple[float, Tensor]:
     """Sum gradients and `extra` [K] over ranks in one call of `reduce`, clip, step; (norm, extra).
 
@@ -152,6 +156,22 @@ def reduce_and_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return float(norm), extra
+
+
+def make_optimizer(model: Transformer, config: RunConfig) -> torch.optim.AdamW:
+    """AdamW; its second moment remembers 50 steps, not torch's 1,000, which is longer than a run."""
+    return torch.optim.AdamW(
+        model.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
+    )
+
+
+def anneal(optimizer: torch.optim.Optimizer, step: int, config: RunConfig) -> float:
+    """Set the learning rate of `step` (from 0), falling linearly to `config.lr_final` of it; return it."""
+    share = min(step / max(config.steps - 1, 1), 1.0)
+    rate = config.lr * (1 - share * (1 - config.lr_final))
+    for parameters in optimizer.param_groups:
+        parameters["lr"] = rate
+    return rate
 
 
 def train_step(
@@ -188,4 +208,5 @@ def train_step(
     mean_entropy = (entropy.detach() * batch.mask).sum() / total_tokens
     extra = torch.cat([loss.detach()[None], parts, mean_entropy[None]])
     norm, extra = reduce_and_step(model, optimizer, config.max_grad_norm, extra, reduce)
-    return Metrics(*extra.tolist(), grad_norm=norm)
+    total, clipped, kl_behaviour, kl_reference, nats = extra.tolist()
+    return Metrics(total, clipped, kl_behaviour, kl_reference, nats, norm)

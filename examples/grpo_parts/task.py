@@ -1,12 +1,12 @@
 """The task: short sums from reasoning_gym's `chain_sum`, scored by that dataset's own verifier.
 
-Two terms of one digit make only 200 different prompts ("0 + 0 =" to "9 - 9 ="). A fixed fifth of them is held out
-and never trained on, so the held-out accuracy tells whether the model *adds*, not whether it has learnt
-a table by heart. It is a hard test for so small a space: expect it well below the training reward. With more
-digits the space grows (7,000 and more with two) and the two come closer, but learning takes longer.
+Two terms of one digit make only 200 different prompts ("0 + 0 =" to "9 - 9 ="). A fixed fifth of them,
+40, is held out and never trained on, so the held-out accuracy tells whether the model *adds*, not whether
+it has learnt a table by heart. It is a hard test, from 160 examples and in steps of 2.5 %: expect it well
+below the training reward. With more digits the space grows (above 7,000 with two) and so does the time.
 
-The verifier gives part of a point to an answer that contains the right one: len(right) / len(answer), so "12" for
-2 scores 0.5. Rewards keep that; accuracy counts full points only.
+The verifier gives part of a point to an answer that contains the right one: len(right) / len(answer), so
+"12" for 2 scores 0.5. Rewards keep that; accuracy counts full points only.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """Text of `tokens` up to the first EOS; a PAD before it reads as "_", which no answer contains."""
+    """Text of `tokens` up to the first EOS; a PAD before it reads as "?", which spoils the answer."""
     chars: list[str] = []
     for token in tokens:
         if token == EOS:
             break
-        chars.append("_" if token == PAD else CHARS[token - 2])
+        chars.append("?" if token == PAD else CHARS[token - 2])
     return "".join(chars)
 
 

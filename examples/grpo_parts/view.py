@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -22,7 +23,7 @@ def sparkline(values: list[float], width: int = _WIDTH) -> str:
     """`values` between 0 and 1 as at most `width` bars, each the mean of its share: "▁▃▆█"."""
     count = min(width, len(values))
     bounds = [index * len(values) // count for index in range(count + 1)] if count else [0]
-    shares = [values[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    shares = [values[low:high] for low, high in pairwise(bounds)]
     means = [sum(share) / len(share) for share in shares]
     return "".join(_BARS[round(min(max(mean, 0.0), 1.0) * (len(_BARS) - 1))] for mean in means)
 

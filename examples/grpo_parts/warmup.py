@@ -1,8 +1,8 @@
 """A short supervised start, so that reinforcement has some right answers to reward.
 
-Half of the answers are replaced by random numbers. The model learns the form of an answer and something of the
-sums, and because it imitates the wrong half too, its samples are mostly wrong: rewards start below 0.4,
-and what they gain later comes from GRPO alone.
+Part of the answers is replaced by random numbers. The model learns the form of an answer and something of
+the sums, and because it imitates the wrong answers too, most of its samples are wrong: rewards start below
+0.4, and what they gain later comes from GRPO alone.
 """
 
 from __future__ import annotations

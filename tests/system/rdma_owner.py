@@ -1,7 +1,7 @@
 """A second process for the data plane's tests: opens arrays on request, told what to do over a pipe.
 
-Requests are pickled tuples (name, *arguments) in length-prefixed frames on standard input; answers go to a copy of
-standard output. Any request may carry handles. `Pipe` is the other end.
+Requests are pickled tuples (name, *arguments) in length-prefixed frames on standard input; answers go to a
+copy of standard output. Any request may carry handles. `Pipe` is the other end.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def main() -> None:
             continue
         try:
             write_frame(answers, ("ok", getattr(owner, name)(*arguments)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - answered to the test
             write_frame(answers, ("error", repr(error)))
 
 

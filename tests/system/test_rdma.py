@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from rdma_owner import TESTER, Process, FakeHome
+from rdma_owner import TESTER, FakeHome, Process
+
 from roost.rdma import (
     OwnerDied,
     RDMABuffer,
@@ -35,14 +36,23 @@ from roost.rdma.registry import registry
 SECRET = secrets.token_bytes(32)
 LAYOUTS = {
     "flat": ("torch.arange(1000).to({d})", lambda d: torch.zeros(1000, dtype=d)),
-    "matrix to transposed": ("torch.arange(600).to({d}).view(20, 30)", lambda d: torch.zeros(30, 20, dtype=d).T),
-    "transposed to matrix": ("torch.arange(600).to({d}).view(20, 30).T", lambda d: torch.zeros(30, 20, dtype=d)),
+    "matrix to transposed": (
+        "torch.arange(600).to({d}).view(20, 30)",
+        lambda d: torch.zeros(30, 20, dtype=d).T,
+    ),
+    "transposed to matrix": (
+        "torch.arange(600).to({d}).view(20, 30).T",
+        lambda d: torch.zeros(30, 20, dtype=d),
+    ),
     "rows of a wider one": (
         "torch.arange(3000).to({d}).view(100, 30)[::2, 3:17]",
         lambda d: torch.zeros(50, 40, dtype=d)[:, 5:19],
     ),
     "expanded": ("torch.arange(7).to({d}).expand(9, 7)", lambda d: torch.zeros(9, 7, dtype=d)),
-    "sparse columns": ("torch.arange(90000).to({d}).view(300, 300)[:, ::50]", lambda d: torch.zeros(300, 6, dtype=d)),
+    "sparse columns": (
+        "torch.arange(90000).to({d}).view(300, 300)[:, ::50]",
+        lambda d: torch.zeros(300, 6, dtype=d),
+    ),
     "scalar": ("torch.tensor(5, dtype={d})", lambda d: torch.zeros((), dtype=d)),
     "empty": ("torch.zeros(4, 0, dtype={d})", lambda d: torch.zeros(4, 0, dtype=d)),
 }
@@ -346,8 +356,11 @@ def test_another_process_reads_and_writes_ours(owner):
 
 def test_a_handle_of_an_older_generation_is_stale(owner):
     handle, out = owner.open("x", "torch.zeros(4)"), torch.ones(4)
-    newer = owner.ask("run", "import pickle; owner.handles['x'] = owner.handles['x'].advance(); "
-                             "answer = pickle.dumps(owner.handles['x'])")
+    newer = owner.ask(
+        "run",
+        "import pickle; owner.handles['x'] = owner.handles['x'].advance(); "
+        "answer = pickle.dumps(owner.handles['x'])",
+    )
     with pytest.raises(StaleBuffer):
         handle.read_into(out).get(10)
     pickle.loads(newer).read_into(out).get(10)
@@ -447,12 +460,16 @@ def test_a_pid_of_another_start_time_is_not_the_owner(spawn):
 
 def test_concurrent_writers_to_one_buffer_each_land(owner):
     handle = owner.open("x", "torch.zeros(16, 100000)")
-    rows = [owner.ask("run", f"import pickle; from roost.rdma import RDMABuffer; "
-                             f"owner.handles['r{i}'] = RDMABuffer(owner.arrays['x'][{i}]); "
-                             f"answer = pickle.dumps(owner.handles['r{i}'])") for i in range(16)]
-    transfers = [
-        pickle.loads(row).write_from(torch.full((100000,), float(i))) for i, row in enumerate(rows)
+    rows = [
+        owner.ask(
+            "run",
+            f"import pickle; from roost.rdma import RDMABuffer; "
+            f"owner.handles['r{i}'] = RDMABuffer(owner.arrays['x'][{i}]); "
+            f"answer = pickle.dumps(owner.handles['r{i}'])",
+        )
+        for i in range(16)
     ]
+    transfers = [pickle.loads(row).write_from(torch.full((100000,), float(i))) for i, row in enumerate(rows)]
     for transfer in transfers:
         transfer.get(20)
     out = torch.zeros(16, 100000)

@@ -50,7 +50,8 @@ from roost.actors.wire.pickling import pack, unpack
 
 class Peer:
     def __init__(self):
-        self.child = subprocess.Popen([sys.executable, {peer!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [sys.executable, {peer!r}]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.sent = set()
     def __call__(self, function, *args):
         "What `function(*args)` gives there."

@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from grpo_parts.config import RunConfig
 from grpo_parts.grpo import collate, group_advantages, grpo_loss, kl_k3, token_logprobs, train_step
 from grpo_parts.model import Transformer
@@ -97,16 +98,19 @@ def test_two_ranks_with_unequal_shares_take_the_step_of_one() -> None:
     metrics = train_step(whole, optimizer, groups, total, CONFIG)
 
     sent: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> None:  # a copy of what rank 0 would put into the all-reduce
+        sent.append(tensor.clone())
+
     first, second = fresh_model(), fresh_model()
-    train_step(first, torch.optim.SGD(first.parameters(), 1.0), groups[:1], total, CONFIG, sent.append)
-    flat = sent[0].clone()  # what rank 0 would have put into the all-reduce
+    train_step(first, torch.optim.SGD(first.parameters(), 1.0), groups[:1], total, CONFIG, keep)
     summed = train_step(
         second,
         torch.optim.SGD(second.parameters(), 1.0),
         groups[1:],
         total,
         CONFIG,
-        lambda tensor: tensor.add_(flat),
+        lambda tensor: tensor.add_(sent[0]),
     )
     for one, two in zip(whole.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
@@ -130,9 +134,9 @@ def test_warm_up_is_the_same_on_two_ranks_as_on_one() -> None:
     whole = fresh_model()
     loss = warm_up(whole, ITEMS, CONFIG)
     flats: list[torch.Tensor] = []
-    warm_up(fresh_model(), ITEMS, RunConfig(warmup_steps=1, warmup_batch=8), 0, 2, flats.append)
-    second = fresh_model()
     first_step = RunConfig(warmup_steps=1, warmup_batch=8)
+    warm_up(fresh_model(), ITEMS, first_step, 0, 2, lambda tensor: flats.append(tensor.clone()))
+    second = fresh_model()
     half = warm_up(second, ITEMS, first_step, 1, 2, lambda tensor: tensor.add_(flats[0]))
     again = warm_up(fresh_model(), ITEMS, first_step)
     assert half == pytest.approx(again, abs=1e-5)

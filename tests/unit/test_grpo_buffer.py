@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from grpo_parts.buffer import ReplayBuffer
 from grpo_parts.records import Group
 from grpo_parts.task import Item

@@ -9,8 +9,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from grpo_parts.model import ModelConfig, Transformer
 from grpo_parts.sampler import pad_left, sample
 from grpo_parts.task import EOS, PAD

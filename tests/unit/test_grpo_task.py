@@ -20,7 +20,7 @@ TASK = TaskConfig(pool=2_000)
 def test_text_survives_the_tokenizer_up_to_eos() -> None:
     assert encode("3 +") == [5, 15, 12]
     assert decode([*encode("-12"), EOS, *encode("9"), PAD]) == "-12"
-    assert decode([PAD, *encode("7")]) == "_7"
+    assert decode([PAD, *encode("7")]) == "?7"
 
 
 def test_no_prompt_is_both_trained_on_and_held_out() -> None:
@@ -38,7 +38,7 @@ def test_prompts_fit_the_length_that_the_config_promises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "points"), [("7", 1.0), ("07", 1.0), ("17", 0.5), ("8", 0.0), ("", 0.0), ("_7", 0.5)]
+    ("completion", "points"), [("7", 1.0), ("07", 1.0), ("17", 0.5), ("8", 0.0), ("", 0.0), ("?7", 0.5)]
 )
 def test_the_verifier_gives_points(completion: str, points: float) -> None:
     assert score(TASK, Item(0, 0, "3 + 4 =", "7"), completion) == points
@@ -64,6 +64,6 @@ def test_one_epoch_deals_each_item_once_and_the_next_in_another_order() -> None:
     cursor = PromptCursor(TASK, seed=0)
     size = len(split(TASK)[0])
     first, second = cursor.take(size), cursor.take(size)
-    assert sorted(i.index for i in first) == sorted(i.index for i in second) == sorted({i.index for i in first})
+    assert {i.index for i in first} == {i.index for i in second} == {i.index for i in split(TASK)[0]}
     assert [i.index for i in first] != [i.index for i in second]
     assert len({i.ticket for i in first + second}) == 2 * size

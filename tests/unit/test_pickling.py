@@ -49,9 +49,10 @@ def double(x):
 
 
 PLAIN = [
-    None, True, 7, 1 << 80, -0.0, 3 + 4j, "text", "ünïcode", b"", b"bytes", bytearray(b"ba"), (), (1, "a", 2.5), [1, [2]],
-    {"k": (1, 2)}, {1, 2}, frozenset({3}), range(5), slice(1, 2), Point(1, [2]), Pair(1, 2), Colour.RED, double, Point,
-    len, Ellipsis, NotImplemented, type(None), int, collections.OrderedDict(a=1), functools.partial(double, 3).args,
+    None, True, 7, 1 << 80, -0.0, 3 + 4j, "text", "ünïcode", b"", b"bytes", bytearray(b"ba"),
+    (), (1, "a", 2.5), [1, [2]], {"k": (1, 2)}, {1, 2}, frozenset({3}), range(5), slice(1, 2),
+    Point(1, [2]), Pair(1, 2), Colour.RED, double, Point, len, int,
+    Ellipsis, NotImplemented, type(None), collections.OrderedDict(a=1),
 ]  # fmt: skip
 
 
@@ -148,6 +149,7 @@ def test_a_memoryview_arrives_with_its_format_and_shape(view):
 def test_a_strided_or_empty_memoryview_arrives_whole():
     assert send(memoryview(b"abcdef")[::2]).tobytes() == b"ace"
     assert send(memoryview(b"")).tobytes() == b""
+    assert send(memoryview(bytes(12)).cast("i")[:0]).tobytes() == b""
 
 
 def test_an_object_with_state_slots_or_its_own_reduce_arrives():

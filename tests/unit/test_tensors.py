@@ -26,8 +26,8 @@ def spans(packed: Packed) -> list[int]:
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.complex64, torch.complex128, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.uint16, torch.uint32, torch.uint64,
+    torch.complex64, torch.complex128, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.uint16, torch.uint32, torch.uint64,
 ]  # fmt: skip
 
 
