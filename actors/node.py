@@ -75,6 +75,7 @@ class Node:
         self._lock = threading.Lock()
         self._owing: set[Peer] = set()
         self._ack_armed = False
+        self._mourners: dict[int, list[Callable[[int], None]]] = {}
         self.pool = Pool()
         self.mappings = Mappings()
         self.gate = Gate(io, secret, identity, self._on_link, self._on_frame, self._on_broken)
@@ -487,6 +488,15 @@ class Node:
 
     # death
 
+    def when_dead(self, proc_id: int, callback: Callable[[int], None]) -> None:
+        """Call `callback(proc_id)` once, on the I/O thread, when a process is known to be gone."""
+        peer = self.peer(proc_id)
+        with peer.lock:
+            if peer.dead is None:
+                self._mourners.setdefault(proc_id, []).append(callback)
+                return
+        self.io.call(callback, proc_id)
+
     def bury(self, peer: Peer, error: Exception) -> None:
         """A peer is gone for good: every call that waits for it fails now. On the I/O thread."""
         with peer.lock:
@@ -496,6 +506,8 @@ class Node:
             peer.link = None
         self.pool.receiver_died(peer.proc_id)
         self.mappings.forget(peer.proc_id)
+        for callback in self._mourners.pop(peer.proc_id, ()):
+            callback(peer.proc_id)
         for call in list(self.pending.values()):
             call.lost(peer, error)
 

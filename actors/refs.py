@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ def new_id() -> int:
 def reseed() -> None:
     """After a fork, so that parent and child do not draw alike."""
     _numbers.seed(secrets.randbits(128))
+
+
+os.register_at_fork(after_in_child=reseed)  # workers of one zygote, and children that users fork
 
 
 @dataclass(frozen=True, slots=True)

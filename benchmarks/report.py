@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Roost's figure must be at most (`most`) or at least `factor` times the other's; no other: a bare bound."""
+    """Roost's figure must be at most (`most`) or at least `factor` times the other's; else a bare bound."""
 
     text: str
     key: Key

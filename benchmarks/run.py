@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from benchmarks.setup import ENVS, PEERS, REPO, python_of
 PINNED_CORE = 1
 CLOSING_SECONDS = 30.0
 """For a polite shutdown after the last metric, and again for the tree to be gone."""
+GRACE_SECONDS = 5.0
+"""For what a peer's main process leaves behind to end by itself, before it is named and killed."""
 BUSY_LOAD = 1.0
 
 
@@ -111,7 +114,9 @@ def run_child(peer: str, case: Case, turn: int, pinned: bool, quick: bool, log: 
     reader, writer = os.pipe()
     command = [interpreter(peer, case.bare), "-m", "benchmarks.child", peer, case.name, "--fd", str(writer)]
     command += ["--quick"] * quick + ["--pin", str(PINNED_CORE)] * pinned
+    scratch = tempfile.mkdtemp(prefix="rb")  # short: sockets in it have 107 bytes for their whole path
     environment = os.environ | {
+        "TMPDIR": scratch,
         "PYTHONPATH": str(REPO),
         "ROOST_BENCH_RUNNER": str(os.getpid()),
         "GIT_CEILING_DIRECTORIES": str(ENVS),  # xoscar asks git for its version where it finds a repository
@@ -134,15 +139,16 @@ def run_child(peer: str, case: Case, turn: int, pinned: bool, quick: bool, log: 
     finally:
         os.close(reader)
         end_tree(process, result)
+        shutil.rmtree(scratch, ignore_errors=True)
     result.seconds = round(time.monotonic() - start, 2)
     return result
 
 
 def end_tree(process: subprocess.Popen[bytes], result: Result) -> None:
     """Give the peer's processes a moment to end by themselves, then name and kill the rest."""
-    grace = 5.0 if process.poll() is not None else 0.0
-    left = wait_gone(os.getpid(), grace, known=(process.pid,))
-    result.left = [command_of(proc.pid) for proc in left if proc.pid != process.pid]
+    ended = process.poll() is not None
+    left = wait_gone(os.getpid(), GRACE_SECONDS if ended else 0.0, known=(process.pid,))
+    result.left = [command_of(proc.pid) for proc in left] if ended else []
     deadline = time.monotonic() + CLOSING_SECONDS
     while left:
         if time.monotonic() > deadline:

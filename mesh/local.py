@@ -27,7 +27,7 @@ from ..actors.link.address import parse
 from ..actors.link.io import IoThread
 from ..actors.node import Node
 from ..actors.peer import Peer
-from ..actors.refs import ProcRef, new_id, reseed
+from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import Runtime, current_runtime, set_runtime
 from .homes import Homes
 from .hostmesh import HostMesh, HostRef
@@ -103,7 +103,6 @@ class Controller:
                 continue
         set_runtime(None)
         _controller.clear()
-        reseed()
 
     def start_agent(self, node_id: str, listen: list[str], name: str = "agent", host: str | None = None) -> AgentProcess:
         """Start a host agent as a child of this program. Raises RoostError with what it said when it does not come up."""

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from . import cma, server
@@ -14,7 +15,7 @@ from .handle import Handle, unpack
 from .identity import Identity, me
 from .layout import Layout, matched, refuse_expanded
 from .memory import Memory, describe
-from .moves import Carrier, carry_out
+from .moves import Carrier, carry_out, gather
 from .peer import Way, choose, known, way_to
 from .pool import pool
 from .registry import Export, registry
@@ -33,10 +34,10 @@ class RDMABuffer:
     does, here or elsewhere (see `drop`), and is not copied: a reader sees it as it is while the bytes move.
     Any shape and strides, empty ones too. Do not resize the storage while it is open.
 
-    >>> weights = RDMABuffer(torch.arange(6.0).view(2, 3))          # in the owner
-    >>> weights
+    >>> weights = RDMABuffer(torch.arange(6.0).view(2, 3))  # doctest: +SKIP
+    >>> weights  # doctest: +SKIP
     RDMABuffer(float32[2, 3], 24 bytes, owner process 0x5f3 (pid 4711 on node-0), open here)
-    >>> weights.read_into(torch.empty(2, 3)).get(timeout=10)        # in any process
+    >>> weights.read_into(torch.empty(2, 3)).get(timeout=10)  # in any process  # doctest: +SKIP
     """
 
     __slots__ = ("__weakref__", "_dropped", "_export", "_handle", "_pid", "_remote", "_small", "_way")
@@ -87,7 +88,7 @@ class RDMABuffer:
             transfer = self._read_now(memory)
             if transfer is not None:
                 return transfer
-        return self._start(memory, timeout, write=False)
+        return self._start(lambda carrier: carry_out(carrier, memory), memory, timeout, write=False)
 
     def write_from(self, src: object, *, timeout: float | None = None) -> Transfer:
         """Copy `src`, of the same dtype and shape, or flat uint8 of as many bytes, into the buffer.
@@ -99,7 +100,23 @@ class RDMABuffer:
         _check(memory.layout, self._handle.layout)
         if not self._handle.writable:
             raise ValueError(f"the buffer {self._handle.layout} was made of read-only memory")
-        return self._start(memory, timeout, write=True)
+        return self._start(lambda carrier: carry_out(carrier, memory), memory, timeout, write=True)
+
+    def read_pieces(self, pieces: Sequence[tuple[int, object]], *, timeout: float | None = None) -> Transfer:
+        """Copy pieces of a flat uint8 buffer into several arrays, as one transfer: all of one generation.
+
+        `pieces` are (first byte, destination); a destination takes as many bytes as it has, in C order. One
+        call moves up to 1,024 of them. Errors as for `read_into`.
+        """
+        places = [(offset, describe(dst)) for offset, dst in pieces]
+        size = self._handle.layout.nbytes
+        for offset, memory in places:
+            if not 0 <= offset <= size - memory.layout.nbytes:
+                raise ValueError(f"{memory.layout} at byte {offset} reaches outside a buffer of {size} bytes")
+            if not memory.writable:
+                raise ValueError(f"the destination {memory.layout} is read-only")
+            refuse_expanded(memory.layout)
+        return self._start(lambda carrier: gather(carrier, places), None, timeout, write=False)
 
     def drop(self) -> Transfer:
         """Give the handle up; returns a finished transfer, so that it may be awaited.
@@ -136,7 +153,7 @@ class RDMABuffer:
     def explain(self, peer: Identity | None = None) -> str:
         """Which way a transfer goes and why: from this process, or from `peer`.
 
-        >>> weights.explain()
+        >>> weights.explain()  # doctest: +SKIP
         'cma: both processes are on node node-0, under one kernel'
         """
         h = self._handle
@@ -167,31 +184,35 @@ class RDMABuffer:
             raise RDMAError(f"only the owner of {self!r} can do this")
         return self._export
 
-    def _start(self, memory: Memory, timeout: float | None, *, write: bool) -> Transfer:
-        h = self._handle
+    def _start(
+        self, act: Callable[[Carrier], str], near: Memory | None, timeout: float | None, *, write: bool
+    ) -> Transfer:
+        """Run `act` with the way to the buffer; on this thread where it is short."""
+        h = self._located()
         deadline = None if timeout is None else time.monotonic() + timeout
         transfer = Transfer(h, write)
-        if self._way is None:
-            self._way = known(h.owner, h.device)
+        way = self._way = self._way or known(h.owner, h.device)
 
         def work() -> str:
             if self._dropped:
                 raise StaleBuffer(f"this handle of {h.layout} of {h.owner} was dropped")
-            if self._way is None:
-                self._way = way_to(h.owner, h.device, h.cell, h.cookie)
-            return carry_out(Carrier(h, self._way, deadline, write), memory)
+            way = self._way = self._way or way_to(h.owner, h.device, h.cell, h.cookie)
+            return act(Carrier(h, way, deadline, write))
 
         nbytes = h.layout.nbytes
-        if (
-            nbytes <= INLINE
-            and self._way is not None
-            and self._way.backend != "tcp"
-            and memory.device == "cpu"
-        ):
+        short = nbytes <= INLINE and near is not None and near.device == "cpu"
+        if short and way is not None and way.backend != "tcp":
             transfer.run(nbytes, work)
         else:
             pool().submit(lambda: transfer.run(nbytes, work))
         return transfer
+
+    def _located(self) -> Handle:
+        """The handle, with the data server's address where that is needed: it is started on first need."""
+        h = self._handle
+        if h.address == NOWHERE and h.device != "cpu" and not self._remote:
+            h = self._handle = replace(h, address=server.address())
+        return h
 
     def _read_now(self, memory: Memory) -> Transfer | None:
         """A small read in one call; None where it needs the long way. 4 KiB into a tensor: 10 us in all, not

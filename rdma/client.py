@@ -40,6 +40,10 @@ class Client:
     def died(self, _proc_id: int) -> None:
         """The runtime knows the owner dead: end what is under way at once."""
         self._died.set()
+        self.abort()
+
+    def abort(self) -> None:
+        """Close every connection; transfers under way fail at once."""
         self.close()
         with self._lock:
             busy = [*self._busy]
@@ -210,11 +214,12 @@ def client_of(owner: Identity, address: tuple[str, int]) -> Client:
     return found
 
 
-def close_all() -> None:
-    """Close the idle connections of this process."""
-    for client in list(_made.values()):
-        client.close()
+def stop() -> None:
+    """Close this process's connections; transfers under way fail, later ones dial again."""
+    clients = list(_made.values())
     _made.clear()
+    for client in clients:
+        client.died(client.owner.proc_id)
 
 
 def _after_fork() -> None:

@@ -1,17 +1,18 @@
 """Copies between this process's memory and another's on the same kernel: process_vm_readv and
 process_vm_writev.
 
-Called by ctypes, which drops the GIL; the owner takes no part, and may be stopped. A read into reused memory,
-in one run on 2 loaded cores (medians; memcpy is numpy's copyto in one process, on memory in cache up to 1
-MiB):
+Called by ctypes, which drops the GIL; the owner takes no part, and may be stopped. Medians into reused memory
+on 2 cores that had other work (load 6); memcpy is numpy's copyto in one process in the same run, up to 1 MiB
+within the cache:
 
               memcpy             read_into(...).get()   write_from(...).get()
     4 KiB     0.5 us             9.8 us                 25 us
     1 MiB     23 us              91 us  = 11.6 GB/s     106 us = 9.9 GB/s
     64 MiB    5.8 ms = 11.6      6.3 ms = 10.6          6.5 ms = 10.4
-    256 MiB   32 ms = 8.5        25 ms  = 10.8          35 ms  = 7.6 (best 11.2)
+    256 MiB   32 ms = 8.5        25 ms  = 10.8          35 ms  = 7.6
 
-One thread moves 6 GB/s on large blocks; two reach the memory's bandwidth.
+A second run, under more load, read 256 MiB at 6.7 GB/s where memcpy made 6.8. One thread moves 6 GB/s on large
+blocks; two reach the memory's bandwidth.
 
 Every access is guarded. A registration has a cell of 24 bytes (random cookie, generation) in the owner's
 memory; a small read takes the cell, the data and the cell again as three parts of one call, in that order, a

@@ -42,8 +42,16 @@ def set_home(home: Home | None) -> None:
 
 def home() -> Home:
     """The installed process; RuntimeError with a sentence where there is none."""
+    global _home
     if _home is None:
-        raise RuntimeError("RDMABuffer needs a running Roost process: call this_host() first")
+        from ..actors.runtime import current_runtime
+
+        runtime = current_runtime()
+        if runtime is None:
+            raise RuntimeError("RDMABuffer needs a running Roost process: call this_host() first")
+        from .node_home import NodeHome
+
+        _home = NodeHome(runtime)
     return _home
 
 

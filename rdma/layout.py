@@ -5,7 +5,7 @@ array has strides that are no multiple of its item size.
 
 A copy is planned in four steps: drop dimensions of one, turn those the destination walks backwards, sort by
 the destination's stride and fuse neighbours that both sides walk as one, and list the outer positions of what
-is left. With numpy, 10,000 rows are planned in 0.5 ms and a million single elements in 40 ms.
+is left. With numpy, 10,000 rows are planned in 0.1 ms and a million single elements in 50 ms.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -23,29 +24,39 @@ class Pool:
     """A queue of jobs and up to `MAX_THREADS` threads; jobs catch their own exceptions."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._free = 0  # threads waiting, less jobs queued
 
     def submit(self, job: Callable[[], None]) -> None:
         with self._lock:
-            start = self._free <= 0 and self._threads < MAX_THREADS
-            if start:
-                self._threads += 1
+            thread = None
+            if self._free <= 0 and len(self._threads) < MAX_THREADS:
+                thread = threading.Thread(target=self._run, name="roost-rdma", daemon=True)
+                self._threads.append(thread)
             else:
                 self._free -= 1
         self._jobs.put(job)
-        if start:
-            threading.Thread(target=self._run, name="roost-rdma", daemon=True).start()
+        if thread is not None:
+            thread.start()
 
     def _run(self) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             job()
             del job  # before waiting: it holds a handle and the caller's memory
             with self._lock:
                 self._free += 1
+
+    def stop(self, timeout: float) -> None:
+        """End the threads once the jobs before are done; gives up on a busy one after `timeout` seconds."""
+        until = time.monotonic() + timeout
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for _ in threads:
+            self._jobs.put(None)
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0))
 
     def each(self, pieces: int, work: Callable[[int], None]) -> None:
         """Run `work(0)` to `work(pieces - 1)` here and on up to HELPERS other threads; raises the first
@@ -105,6 +116,13 @@ _pool = Pool()
 
 def pool() -> Pool:
     return _pool
+
+
+def stop(timeout: float) -> None:
+    """End this process's threads; the next transfer starts others."""
+    global _pool
+    old, _pool = _pool, Pool()
+    old.stop(timeout)
 
 
 def _after_fork() -> None:

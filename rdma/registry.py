@@ -169,6 +169,7 @@ class Registry:
                 raise StaleBuffer("the buffer was dropped: it has no next generation")
             export.generation += 1
             export.local += 1
+            export.waiting.clear()  # handles on their way are of no use any more
             export.cell[1][16:] = struct.pack("<Q", export.generation)
             return export.generation
 

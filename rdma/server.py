@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 from . import tcp
@@ -38,6 +39,7 @@ class Server:
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._open: set[socket.socket] = set()
+        self._serving: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -54,9 +56,11 @@ class Server:
                 if self._closed.wait(0.1 if error.errno in (errno.EMFILE, errno.ENFILE) else 0):
                     return
                 continue  # the client hung up while queued, or there are no descriptors for now
+            thread = threading.Thread(target=self._serve, args=(sock,), name="roost-rdma-serve", daemon=True)
             with self._lock:
                 self._open.add(sock)
-            threading.Thread(target=self._serve, args=(sock,), name="roost-rdma-serve", daemon=True).start()
+                self._serving.add(thread)
+            thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -69,7 +73,8 @@ class Server:
         finally:
             with self._lock:
                 self._open.discard(sock)
-            sock.close()
+                self._serving.discard(threading.current_thread())
+                sock.close()
             self._room.release()
 
     def _answer(self, sock: socket.socket) -> bool:
@@ -117,18 +122,31 @@ class Server:
             tcp.receive_into(sock, memoryview(data), wait)
             put_back(block.span, offset, data)
 
-    def close(self, *, forked: bool = False) -> None:
-        """Stop serving; in a forked child only give the parent's descriptors up."""
+    def close(self, timeout: float) -> None:
+        """Stop serving; transfers under way break."""
+        until = time.monotonic() + timeout
         self._closed.set()
+        _shut(self._listener)
+        self._listener.close()
+        self._acceptor.join(max(until - time.monotonic(), 0))
+        with self._lock:  # nobody closes one, and no other descriptor takes its number, meanwhile
+            serving = [*self._serving]
+            for sock in self._open:
+                _shut(sock)
+        for thread in serving:
+            thread.join(max(until - time.monotonic(), 0))
+
+    def give_up(self) -> None:
+        """In a forked child: close the parent's descriptors."""
         for sock in [self._listener, *self._open]:
-            if not forked:
-                try:
-                    sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # not connected any more
             sock.close()
-        if not forked:
-            self._acceptor.join(5)
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # not connected any more
 
 
 def _is(export: Export, cookie: bytes) -> bool:
@@ -154,20 +172,20 @@ def address() -> tuple[str, int]:
     return _server.address
 
 
-def stop() -> None:
+def stop(timeout: float) -> None:
     """Close the server and its connections; the next handle pickled starts another."""
     global _server
     with _lock:
-        if _server is not None:
-            _server.close()
-            _server = None
+        old, _server = _server, None
+    if old is not None:
+        old.close(timeout)
 
 
 def _after_fork() -> None:
     global _server, _lock
     _lock = threading.Lock()
     if _server is not None:
-        _server.close(forked=True)
+        _server.give_up()
         _server = None
 
 

@@ -67,7 +67,7 @@ class Holdings:
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[str, int, bytes, int, tuple[int, ...] | None]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, int, bytes, int, tuple[int, ...] | None] | None] = SimpleQueue()
         self._counts: dict[bytes, int] = {}
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -93,8 +93,8 @@ class Holdings:
         self._queue.put((kind, owner, key, token, who))
 
     def _run(self) -> None:
-        while True:
-            kind, owner, key, token, who = self._queue.get()
+        while (item := self._queue.get()) is not None:
+            kind, owner, key, token, who = item
             body: tuple[object, ...]
             if kind == "pin":
                 body = (key, token, who)
@@ -113,6 +113,14 @@ class Holdings:
                     here.tell(owner, kind, body)
                 except Exception:  # noqa: BLE001 - one lost message must not end the thread
                     _log.exception("could not tell process %#x of its buffers (%s)", owner, kind)
+
+    def stop(self, timeout: float) -> None:
+        """Send what is queued and end the thread."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join(timeout)
 
 
 _holdings = Holdings()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds: a bound for waits that take milliseconds on a quiet machine."""
 
 
@@ -96,6 +96,12 @@ class Script:
             self._rest = b""
 
 
+@pytest.fixture(name="wait_until_gone")
+def _wait_until_gone() -> Callable[..., None]:
+    """`wait_until_gone(pids, timeout=30)`: until each of these processes has ended."""
+    return wait_until_gone
+
+
 StartScript = Callable[..., Script]
 RunScript = Callable[..., Script]
 
@@ -118,7 +124,7 @@ def start_script(tmp_path: Path) -> Iterator[StartScript]:
 
 @pytest.fixture
 def run_script(start_script: StartScript) -> RunScript:
-    """`run_script(source, *args, timeout=60, code=0, env={})`: the script after its end, which had to be with `code`."""
+    """`run_script(source, *args, timeout=30, code=0, env={})`: the script after its end, which had to be with `code`."""
 
     def run(
         source: str, *args: object, timeout: float = PATIENCE, code: int | None = 0, env: dict[str, str] | None = None

@@ -210,6 +210,9 @@ class Definitions:
             for key in [key for key, entry in self.by_object.copy().items() if entry is _IMPORTABLE]:
                 self._unwatch(key)
 
+    def after_fork(self) -> None:
+        self._lock = threading.RLock()  # a thread that held it is not in the child
+
     # -- making
 
     def _find_function(self, function: types.FunctionType) -> Entry | None:
@@ -251,16 +254,19 @@ class Definitions:
         return entry
 
     def _closure(self, entry: Entry) -> tuple[bytes, ...]:
-        found: dict[bytes, None] = {entry.id: None}
-        waiting = list(entry.requires)
-        while waiting:
-            id = waiting.pop()
-            if id not in found:
-                found[id] = None
-                known = self._entries.get(id)
-                waiting.extend(known.requires if known is not None else ())
-        entry.closure = tuple(found)
-        return entry.closure
+        with self._lock:  # another thread that is making the blob is waited for
+            if entry.blob is None:
+                raise pickle.PicklingError(f"the definition {entry.id.hex()} could not be made")
+            found: dict[bytes, None] = {entry.id: None}
+            waiting = list(entry.requires)
+            while waiting:
+                id = waiting.pop()
+                if id not in found:
+                    found[id] = None
+                    known = self._entries.get(id)
+                    waiting.extend(known.requires if known is not None else ())
+            entry.closure = tuple(found)
+            return entry.closure
 
     # -- loading
 
@@ -359,3 +365,4 @@ def _begin(id: bytes, make: Callable[..., object], args: tuple[object, ...]) -> 
 
 _IMPORTABLE = Entry(b"")  # stands for what needs no definition
 DEFINITIONS = Definitions()
+os.register_at_fork(after_in_child=DEFINITIONS.after_fork)

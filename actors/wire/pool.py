@@ -184,7 +184,11 @@ class Pool:
         self._report(segment_id, receiver)
 
     def receiver_died(self, receiver: int) -> None:
-        """Whatever `receiver` held it holds no more, and it has no descriptors."""
+        """Whatever `receiver` held it holds no more, and it has no descriptors.
+
+        Only for a process that is known to have ended: one that is merely unreachable may still read
+        what would be written over, or be killed (SIGBUS) by reading what was given up.
+        """
         self._report(None, receiver)
 
     def retired(self) -> list[tuple[int, frozenset[int]]]:

@@ -1,6 +1,6 @@
 """xoscar: actors in the sub-processes of a pool in this process.
 
-It is asyncio only, so every blocking call is `run_until_complete` on the one loop that the pool lives on, and a
+It is asyncio only: a blocking call is `run_until_complete` on the one loop that the pool lives on, and a
 call on a mesh is a gather.
 """
 

@@ -57,12 +57,14 @@ class Agent:
         self.ended: dict[int, tuple[ExitReport, bool, str]] = {}
         self.stopping: dict[int, str] = {}
         self.ready: dict[int, asyncio.Future[None]] = {}
+        self.owned: dict[int, set[int]] = {}  # workers here, by the process that spawned them
         self.over = asyncio.Event()
         self._checks: list[Callable[[], None]] = []
         self.node.system.update({
             "spawn": self.spawn, "stop": self.stop, "signal": self.signal, "watch": self.watch, "warm": self.warm,
             "shutdown": self.shutdown, "resources": self.resources,
         })  # fmt: skip
+        self.runtime.events["exited"] = lambda peer, proc_id, report, planned, reason: self._end_owned(proc_id)
         joined = self.node.routing.joined
 
         def note_joined(link: Link) -> None:
@@ -119,6 +121,8 @@ class Agent:
     async def spawn(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """[common, members]: start workers; the answer is for each None, or the sentence that says why not."""
         common, members = arguments
+        owner = ProcRef.from_wire(common["owner"])
+        self._own(owner, [member["ref"][0] for member in members])
         specs = []
         for member in members:
             ref = ProcRef.from_wire(member["ref"])
@@ -144,7 +148,23 @@ class Agent:
             if results[i] is None:
                 results[i] = self._unready(spec)
             self.ready.pop(spec.proc_id, None)
+        if owner.proc_id not in self.owned:  # it ended while they started
+            await self.stop(node, peer, [[spec.proc_id for spec in specs], "its owner has ended", GRACE], b"")
         return results
+
+    def _own(self, owner: ProcRef, proc_ids: list[int]) -> None:
+        """What a process spawned ends with it, however it ends; one elsewhere is watched by its own agent."""
+        self.owned.setdefault(owner.proc_id, set()).update(proc_ids)
+        peer = self.node.peer_at(owner)
+        if peer.link is not None and peer.link.peer.proc_id != owner.proc_id:  # a relayed one: a worker of another host
+            self.node.routing._watch(peer)
+
+    def _end_owned(self, owner: int) -> None:
+        orphans = [proc_id for proc_id in self.owned.pop(owner, ()) if proc_id in self.launcher.live()]
+        if orphans:
+            task = self.io.loop.create_task(self.stop(self.node, self.node.peer(owner), [orphans, "its owner has ended", GRACE], b""))
+            self.node.routing.tasks.add(task)
+            task.add_done_callback(self.node.routing.tasks.discard)
 
     def _output(self, ref: ProcRef) -> str:
         folder = Path(self.config.get("log_dir") or self.run_dir / "logs")
@@ -257,6 +277,9 @@ class Agent:
         for watcher in self.watchers.pop(proc_id, ()):
             self._tell(self.node.peer(watcher), proc_id, report, planned, reason)
         self._forget(proc_id)
+        for owned in self.owned.values():
+            owned.discard(proc_id)
+        self._end_owned(proc_id)
         for check in list(self._checks):
             check()
 

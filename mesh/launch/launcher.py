@@ -21,11 +21,12 @@ from typing import Any
 
 from . import linux, output
 from .evidence import Evidence
+from .inquest import Worker, inquire
 from .nursery import Unfit, ZygoteDied, ZygoteHandle, merged_env
 from .orphans import Strays
 from .plan import OWNER_VARIABLE, WorkerPlan
 from .pool import Progress, ZygotePool
-from .reaper import Reaper, Watch
+from .reaper import Reaper
 from .report import ExitReport
 from .spec import (
     BARE,
@@ -42,21 +43,10 @@ from .spec import (
 OnExit = Callable[[int, ExitReport], None]
 _TICK_SECONDS = 1.0
 _KILL_SECONDS = 5.0
-_TAIL_LINES = 20
 
 
 def _silent(sentence: str) -> None:
     """The progress callback of who wants none."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    spec: ProcSpec
-    launched: Launched
-    watch: Watch
-    output_start: int
-    sent: set[int] = field(default_factory=set)
-    report: ExitReport | None = None
 
 
 @dataclass(slots=True)
@@ -103,7 +93,7 @@ class Launcher:
         self._reaper = Reaper(loop, use_pidfd)
         self._pool = ZygotePool(loop, self._reaper, run_dir)
         self._strays = Strays(self._reaper, self._sweep)
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         self._reserved: set[int] = set()
         self._sessions: dict[int, int] = {}
         self._just_died: set[int] = set()
@@ -252,7 +242,7 @@ class Launcher:
         ticks = 0 if seen is None else seen.start_ticks
         launched = Launched(spec.proc_id, spec.name, pid, time.monotonic(), ticks, notes)
         watch = self._reaper.watch(pid, lambda status: self._died(spec.proc_id, status))
-        self._workers[spec.proc_id] = _Worker(spec, launched, watch, request.output_starts[index])
+        self._workers[spec.proc_id] = Worker(spec, launched, watch, request.output_starts[index])
         self._sessions[pid] = spec.proc_id
         return launched
 
@@ -286,40 +276,15 @@ class Launcher:
         self._sweep()
         self._on_exit(proc_id, report)
 
-    def _report(self, worker: _Worker, status: linux.ExitStatus | None) -> ExitReport:
-        spec, pid = worker.spec, worker.launched.pid
-        tail = output.tail_lines(spec.output, _TAIL_LINES, worker.output_start)
-        oom = fault = name = None
-        if status is not None and status.signal == signal.SIGKILL and signal.SIGKILL not in worker.sent:
-            oom = self._evidence.out_of_memory(pid, status.comm)
-        if status is not None and (status.signal is not None or status.code):
-            fault = self._evidence.gpu_fault(pid, tail)
-        if status is not None and status.signal is not None:
-            name = linux.signal_name(status.signal)
-        return ExitReport(
-            proc_id=spec.proc_id,
-            name=spec.name,
-            pid=pid,
-            host=self._host,
-            node_id=self._node_id,
-            code=None if status is None else status.code,
-            signal=name,
-            core_dumped=status is not None and status.core_dumped,
-            oom=oom,
-            gpu_fault=fault,
-            stderr_tail=tail,
-            output=spec.output,
-            uptime_s=time.monotonic() - worker.launched.started,
-            requested=_requested(worker.sent, status),
-            note=_note(pid, status),
-        )
+    def _report(self, worker: Worker, status: linux.ExitStatus | None) -> ExitReport:
+        return inquire(worker, status, self._evidence, self._host, self._node_id)
 
     def signal(self, proc_id: int, sig: int) -> bool:
         """Signal a worker; False when it is not alive (any more)."""
         worker = self._workers.get(proc_id)
         return worker is not None and self._send(worker, sig)
 
-    def _send(self, worker: _Worker, sig: int) -> bool:
+    def _send(self, worker: Worker, sig: int) -> bool:
         worker.sent.add(sig)
         return worker.watch.send(sig)
 
@@ -341,7 +306,7 @@ class Launcher:
         await self._orphans_gone({worker.spec.proc_id for worker in workers})
         return {w.spec.proc_id: w.report or self._report(w, None) for w in workers}
 
-    def _terminate(self, worker: _Worker) -> None:
+    def _terminate(self, worker: Worker) -> None:
         self._send(worker, signal.SIGTERM)
         if worker.spec.command and worker.report is None:
             try:
@@ -414,19 +379,3 @@ def _plan(spec: ProcSpec, by_exec: bool) -> WorkerPlan:
         sys_path=spec.sys_path,
         argv=argv,
     )
-
-
-def _requested(sent: set[int], status: linux.ExitStatus | None) -> bool:
-    if status is None or status.signal is None:
-        return bool(sent & {signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
-    return status.signal in sent
-
-
-def _note(pid: int, status: linux.ExitStatus | None) -> str | None:
-    if status is None:
-        seen = linux.stat(pid)
-        state = "?" if seen is None else seen.state
-        return f"SIGKILL has been sent and the kernel has not ended it yet (state {state})"
-    if status.code is None and status.signal is None:
-        return "another part of the agent took its exit status"
-    return None

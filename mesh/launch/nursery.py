@@ -22,6 +22,7 @@ from .spec import THREAD_VARIABLES, ZygoteKey
 _T = TypeVar("_T")
 FORK_TIMEOUT = 60.0
 _STILL_IMPORTING = 5.0
+_LAST_WORDS = 1.0
 _CHANNEL = 3  # the zygote's descriptor of its end of the socket pair
 
 
@@ -175,10 +176,12 @@ class ZygoteHandle:
             async with asyncio.timeout(FORK_TIMEOUT):
                 await self._alive(self._loop.sock_sendall(self._sock, frame[head:]))
                 message = await self._alive(self._receive())
-        except (TimeoutError, OSError) as error:
+        except TimeoutError as error:
             self.kill()
-            reason = str(error) or f"it did not answer within {FORK_TIMEOUT:.0f} s"
-            raise ZygoteDied(f"the zygote (pid {self.pid}) failed: {reason}", None) from error
+            reason = f"did not answer within {FORK_TIMEOUT:.0f} s"
+            raise ZygoteDied(f"the zygote (pid {self.pid}) {reason}", None) from error
+        except ConnectionError as error:
+            raise await self._death() from error
         if message[0] == "refused":
             raise Unfit(None, message[1])
         return Answer(tuple(message[1]))
@@ -194,7 +197,7 @@ class ZygoteHandle:
         while len(data) < count:
             got = await self._loop.sock_recv(self._sock, count - len(data))
             if not got:
-                await asyncio.Event().wait()  # its death is told by the process, not by this end of file
+                raise ConnectionResetError("the zygote closed its end")
             data += got
         return data
 
@@ -205,15 +208,22 @@ class ZygoteHandle:
         either: set[asyncio.Future[Any]] = {task, self._watch.done}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():  # what it said before its death is still to be read, up to the end of file
+                await asyncio.wait({task}, timeout=_LAST_WORDS)
             if not task.done():
-                raise ZygoteDied(self._epitaph(), self._importing)
-            try:
-                return task.result()
-            except (BrokenPipeError, ConnectionError) as error:
-                await asyncio.wait({self._watch.done}, timeout=1.0)
-                raise ZygoteDied(self._epitaph(), self._importing) from error
+                raise await self._death()
+            return task.result()
+        except ConnectionError as error:
+            raise await self._death() from error
         finally:
             task.cancel()
+
+    async def _death(self) -> ZygoteDied:
+        """The error to raise once it is dead, or has closed its end and does not die."""
+        assert self._watch is not None
+        await asyncio.wait({self._watch.done}, timeout=_LAST_WORDS)
+        self.kill()
+        return ZygoteDied(self._epitaph(), self._importing)
 
     def _epitaph(self) -> str:
         """How it ended and its last words, in one sentence."""

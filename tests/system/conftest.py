@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 ALLOWED_THREADS = {"roost-callbacks"}  # daemon; one a process, kept for the next runtime
 
@@ -35,6 +36,7 @@ def _shared_memory() -> set[str]:
 @pytest.fixture(scope="module", autouse=True)
 def leaves_nothing() -> Iterator[None]:
     """After `shutdown()` a module has left no process, thread, descriptor, run directory or shared memory."""
+    uvloop.new_event_loop().close()  # libuv keeps a pipe of its own for the life of the process
     gc.collect()
     run_dir = Path(tempfile.mkdtemp(prefix="rt-"))
     before = os.environ.get("ROOST_RUN_DIR")

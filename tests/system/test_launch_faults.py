@@ -243,16 +243,18 @@ def test_the_agents_own_programs_are_left_alone_and_their_status_is_not_stolen(
         through_loop = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "input(); raise SystemExit(7)", stdin=-1
         )
-        (launched,) = await world.launch(world.spec(1, "say('up'); forever()"))
-        await world.channel.line()
-        os.kill(launched.pid, signal.SIGKILL)
-        await world.exit()
-        assert plain.poll() is None
-        through_loop.stdin.write(b"\n")
-        through_loop.stdin.close()
-        assert await asyncio.wait_for(through_loop.wait(), PATIENCE) == 7
-        plain.kill()
-        assert plain.wait(PATIENCE) == -9
+        try:
+            (launched,) = await world.launch(world.spec(1, "say('up'); forever()"))
+            await world.channel.line()
+            os.kill(launched.pid, signal.SIGKILL)
+            await world.exit()
+            assert plain.poll() is None
+        finally:  # a loop of uvloop that is closed with a live program waits for it for ever
+            through_loop.stdin.write(b"\n")
+            through_loop.stdin.close()
+            status = await asyncio.wait_for(through_loop.wait(), PATIENCE)
+            plain.kill()
+        assert (status, plain.wait(PATIENCE)) == (7, -9)
 
     run_world(tmp_path, body, loop)
 

@@ -25,12 +25,11 @@ from roost.rdma import (
     StaleBuffer,
     TransferTimeout,
     sending_to,
-    server,
     service,
     set_home,
 )
-from roost.rdma import client as client_module
 from roost.rdma.identity import me
+from roost.rdma.lifecycle import shutdown
 from roost.rdma.registry import registry
 
 SECRET = secrets.token_bytes(32)
@@ -68,9 +67,8 @@ def home(lasting):
     set_home(home)
     yield home
     gc.collect()
-    client_module.close_all()
-    server.stop()
-    set_home(None)
+    shutdown()
+    assert not [t for t in threading.enumerate() if t.name.startswith("roost-rdma")]
     assert (here.num_fds(), len(here.children())) == before
 
 
@@ -572,3 +570,16 @@ def test_a_forked_child_reads_its_parents_buffer_and_keeps_no_descriptor():
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     handle.drop()
+
+
+def test_pieces_of_a_flat_buffer_go_to_several_arrays_in_one_transfer(owner):
+    handle = owner.open("x", "torch.arange(64, dtype=torch.uint8)")
+    head, tail = torch.zeros(4, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.int32).T
+    handle.read_pieces([(0, head), (32, tail)]).get(10)
+    assert head.tolist() == [0, 1, 2, 3]
+    assert torch.equal(tail, torch.arange(32, 64, dtype=torch.uint8).view(torch.int32).view(2, 4))
+    with pytest.raises(ValueError, match="outside a buffer of 64 bytes"):
+        handle.read_pieces([(60, tail)])
+    owner.ask("drop", "x")
+    with pytest.raises(StaleBuffer):
+        handle.read_pieces([(0, head), (32, tail)]).get(10)

@@ -417,11 +417,11 @@ class Owner(Actor):
             self.port.send(("cleanup", None if error is None else str(error), threading.get_ident() == self.threads["init"]))
 
     @endpoint
-    def spawn_here(self, count: int) -> Any:
-        """An actor mesh on new processes of this host."""
+    def spawn_here(self, count: int, hosts: Any = None) -> Any:
+        """An actor mesh on new processes of this host, or of others."""
         from roost.mesh import this_host
 
-        self.procs = this_host().spawn_procs({"gpus": count})
+        self.procs = (hosts or this_host()).spawn_procs({"gpus": count})
         self.mesh = self.procs.spawn("owned", Faulty)
         return self.mesh, self.mesh.pid.call().get(timeout=30).values()
 

@@ -8,8 +8,10 @@ import gc
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
@@ -439,6 +441,31 @@ def test_a_dead_class_leaves_the_table_in_time(monkeypatch):
         assert watch() is None
     assert len(table._entries) == 3
     assert not any(entry.id for entry in table.by_object.values()), "only what is importable is left"
+
+
+def test_a_class_met_by_two_threads_at_once_is_made_once_and_whole_for_both():
+    started, go = threading.Event(), threading.Event()
+
+    class Slow:
+        def __reduce__(self):
+            started.set()
+            assert go.wait(30)
+            return int, ()
+
+    Inner = local_class()
+
+    class Shared:
+        slow = Slow()
+        inner = Inner
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(pack, Shared())
+        assert started.wait(30)
+        second = threads.submit(pack, Shared())
+        go.set()
+        ids = [first.result(30).definitions, second.result(30).definitions]
+    assert ids[0] == ids[1] and len(ids[0]) == 2
+    assert all(DEFINITIONS.blob(id) for id in ids[0])
 
 
 def test_what_needs_others_lists_them_all():
