@@ -81,16 +81,18 @@ class _AsyncHome:
             return
 
     def drain(self) -> None:
-        """Start what can be started."""
+        """Start what can be started: the next message, or the concurrent ones while an async endpoint holds the actor."""
         self.scheduled = False
         cell = self.cell
         self.run_urgent()
         for _ in range(BURST):
-            if self.busy or self.stopping or cell.queue.empty():
+            if self.stopping or (cell.queue.empty() and (self.busy or not cell.backlog)):
                 return
-            message = cell.queue.get_nowait()
+            message = cell.backlog.popleft() if cell.backlog and not self.busy else cell.queue.get_nowait()
             if message is None:
                 self.run_urgent()
+            elif self.busy and not self.is_concurrent(message):
+                cell.backlog.append(message)
             elif message is _STOP:
                 self.stopping = True
                 if not self.tasks:
@@ -103,6 +105,13 @@ class _AsyncHome:
                 self.loop.stop()
                 return
         self.wake()
+
+    def is_concurrent(self, message: Any) -> bool:
+        """Whether the message is a call that holds nobody up, and is held up by nobody."""
+        if message is _STOP:
+            return False
+        info = self.cell.endpoints.get(message.method)
+        return info is not None and info.concurrent
 
     def run_urgent(self) -> None:
         """Supervision first."""
@@ -158,7 +167,7 @@ class _AsyncHome:
         if self.cell.state == FAILED or (self.stopping and not self.tasks):
             self.stopping = True
             self.loop.stop()
-        elif not self.cell.queue.empty() or self.cell.urgent:
+        elif not self.cell.queue.empty() or self.cell.backlog or self.cell.urgent:
             self.wake()
 
     def end(self) -> None:

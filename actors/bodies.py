@@ -17,11 +17,12 @@ from typing import Any
 
 from .wire import pickling
 from .wire.errors import ProtocolError
+from .wire.frame import ALIGNMENT as ALIGN
+from .wire.frame import aligned
 from .wire.pool import CAST as CAST_THRESHOLD
 from .wire.pool import ONE_RECEIVER as SINGLE_THRESHOLD
 from .wire.pool import Pool, Segment
 
-ALIGN = 64
 _PADDING = tuple(bytes(n) for n in range(ALIGN))
 
 
@@ -87,7 +88,8 @@ def cut(layout: Any, body: Any) -> tuple[Any, list[Any]]:
         raise ProtocolError(f"a body's layout makes no sense: {layout!r}")
     view = memoryview(body)
     if view.readonly:  # small frames are cut from the receive buffer as bytes
-        view = memoryview(bytearray(body))
+        view = aligned(len(body))
+        view[:] = body
     at, buffers = layout[0], []
     for size in layout[1:]:
         at += -at % ALIGN

@@ -27,6 +27,7 @@ from .peer import Peer
 from .refs import ActorId
 from .wire import frame as f
 from .wire import pickling
+from .wire.receivers import pack_for
 
 logger = logging.getLogger("roost.actors")
 
@@ -55,6 +56,7 @@ class Cell:
         self.error: BaseException | None = None
         self.reason = ""
         self.queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.backlog: deque[Any] = deque()  # passed over by concurrent calls while an async endpoint holds the actor
         self.urgent: deque[Callable[[], None]] = deque()
         self.endpoints: dict[str, EndpointInfo] = {}
         self.waiting: dict[tuple[int, int], Message] = {}  # by (caller, call): queued or running
@@ -68,7 +70,7 @@ class Cell:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<Cell {self.name} rank {self.rank}: {self.state}, {self.queue.qsize()} waiting>"
+        return f"<Cell {self.name} rank {self.rank}: {self.state}, {self.queue.qsize() + len(self.backlog)} waiting>"
 
     # from the I/O thread
 
@@ -217,7 +219,7 @@ class Cell:
         """Send the value, gathered with others where the endpoint is quick and more messages wait."""
         if not message.flags & WANTS_ANSWER:
             return
-        packed = pickling.pack(value, "return value")
+        packed = pack_for((message.peer.proc_id,), value, "return value")
         if self.waiting.pop(message.key, None) is None:
             return
         peer = message.peer
@@ -332,7 +334,7 @@ class Cell:
         with self._lock:
             while True:
                 try:
-                    message = self.queue.get_nowait()
+                    message = self.backlog.popleft() if self.backlog else self.queue.get_nowait()
                 except queue.Empty:
                     return
                 if isinstance(message, Message) and message.flags & WANTS_ANSWER:
@@ -350,6 +352,6 @@ class Cell:
     def statistics(self) -> dict[str, Any]:
         """Depth of the mailbox and counts, for eyes and tests."""
         return {
-            "name": self.name, "rank": self.rank, "state": self.state, "waiting": self.queue.qsize(), "handled": self.handled,
+            "name": self.name, "rank": self.rank, "state": self.state, "waiting": self.queue.qsize() + len(self.backlog), "handled": self.handled,
             "failed": self.failed,
         }  # fmt: skip

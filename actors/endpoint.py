@@ -105,7 +105,8 @@ def endpoint(
     """Make a method callable from elsewhere. Sync and async methods may stand in one actor.
 
     An actor handles one message at a time, in the order in which one sender sent them; an async endpoint holds the
-    actor until it returns. With `concurrent=True` (async only) each call is a task of its own and holds nobody up.
+    actor until it returns. With `concurrent=True` (async only) each call is a task of its own: it holds nobody up,
+    and does not wait for an async endpoint that holds the actor.
     With `explicit_response_port=True` the first argument is a `Port` that the answer is sent to, now or later.
 
     >>> from roost.actors import Actor, endpoint

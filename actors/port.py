@@ -19,6 +19,7 @@ from .node import Node, current_node
 from .refs import ProcRef, new_id
 from .wire import frame as f
 from .wire import pickling
+from .wire.receivers import pack_for
 
 R = TypeVar("R")
 
@@ -54,7 +55,7 @@ class Port(Generic[R]):
         """Send a value; what it is now is what arrives."""
         node = _node()
         peer = node.peer_at(self._where)
-        packed = pickling.pack(value, "message")
+        packed = pack_for((peer.proc_id,), value, "message")
         body = body_for(node, packed, (peer,))
         node.post(peer, f.POST, f.packb([body.layout, self._port_id, 0]), body, rank=self._rank)
 

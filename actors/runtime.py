@@ -31,6 +31,7 @@ class Runtime:
         self.events: dict[str, Callable[..., None]] = {
             "actor failed": self._actor_failed,
         }
+        self.at_end: list[Callable[[], None]] = []  # run when the process leaves the job, while it can still send
         self._early: dict[int, list[Message]] = {}
         node.deliver_call = self.deliver
         node.on_event = self._event
@@ -40,6 +41,14 @@ class Runtime:
 
     def __repr__(self) -> str:
         return f"<Runtime of {self.node.name}>"
+
+    def end(self) -> None:
+        """Let what stands on the runtime end in order, the youngest first."""
+        while self.at_end:
+            try:
+                self.at_end.pop()()
+            except Exception:  # noqa: BLE001 - the others must end all the same
+                logger.exception("%s: an end handler raised", self.node.name)
 
     # calls
 

@@ -253,7 +253,7 @@ def echo(megabytes: int, tensor: bool) -> Callable[[Bench], Metrics]:
         if tensor:
             import torch
 
-            value = torch.from_numpy(source.view(numpy.uint8))  # xoscar hangs on tensors of wider types
+            value = torch.from_numpy(source.view(numpy.uint8))  # int64 of 1 MiB: no answer from xoscar
             small = torch.zeros(8, dtype=torch.uint8)
         peer.touch(actor, small)  # the process and its imports are no part of the first call
 

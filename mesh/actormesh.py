@@ -25,6 +25,7 @@ from ..actors.peer import Peer
 from ..actors.refs import ProcRef
 from ..actors.wire import frame as f
 from ..actors.wire import pickling
+from ..actors.wire.receivers import pack_for
 from .gather import all_of
 from .shape import MeshTrait, Shape
 from .valuemesh import ValueMesh
@@ -168,12 +169,16 @@ class MeshEndpoint(Generic[P, R]):
             known = self._known = (node, [node.peer_at(refs[rank]) for rank in self._mesh._shape.ranks()])
         return known[1]
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Peer], pickling.Packed]:
+    def _begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], only: int | None = None
+    ) -> tuple[Node, list[Peer], pickling.Packed]:
         if self._members.stopped:
             raise ActorStopped(f"{self._about}: the mesh has been stopped: {self._members.stopped}", mesh_name=self._members.name)
         self._definition.check(args, kwargs)
         node = current_node() or running_node()
-        return node, self._peers(node), pickling.pack((args, kwargs), "argument")
+        peers = self._peers(node)
+        receivers = peers if only is None else peers[only : only + 1]
+        return node, peers, pack_for((peer.proc_id for peer in receivers), (args, kwargs), "argument")
 
     def _envelope(self, layout: Any, call: int, flags: int) -> bytes:
         return f.packb([layout, self._actor, self._name, call, flags, self._wire_shape, None])
@@ -197,8 +202,8 @@ class MeshEndpoint(Generic[P, R]):
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh, drawn at random."""
-        node, peers, packed = self._begin(args, kwargs)
-        rank = random.randrange(len(peers))
+        rank = random.randrange(len(self._mesh))
+        node, peers, packed = self._begin(args, kwargs, rank)
         return self._send_one(node, peers[rank], rank, packed)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:

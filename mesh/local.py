@@ -162,6 +162,7 @@ class Controller:
             if self.closed:
                 return
             self.closed = True
+        self.runtime.end()
         for failure in self.runtime.supervisor.settle():
             sys.stderr.write(f"Roost: a failure that nobody handled\n{failure.report()}\n")
         for agent in self.agents:  # all at once, then one after the other

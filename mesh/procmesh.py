@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from ..actors.actor import Actor
-from ..actors.calls import body_for, request
+from ..actors.calls import body_for, request, tell
 from ..actors.context import current_message, current_owner
 from ..actors.errors import ActorStopped, MeshFailure, RoostError
 from ..actors.future import Future
@@ -16,7 +16,7 @@ from ..actors.refs import ProcRef, new_id
 from ..actors.routing import agent_ref
 from ..actors.runtime import current_runtime
 from ..actors.supervision import Owned
-from ..actors.wire import pickling
+from ..actors.wire.receivers import pack_for
 from .actormesh import ActorMesh, Members, running_node
 from .gather import all_of
 from .shape import MeshTrait, Shape
@@ -121,7 +121,7 @@ class ProcMesh(MeshTrait):
             members.owned = runtime.supervisor.own(
                 Owned(name, owner, {ref.proc_id: rank for rank, ref in enumerate(refs)}, members.actor_id)
             )
-        packed = pickling.pack((Class, args, kwargs), f"argument of {name!r}")
+        packed = pack_for((ref.proc_id for ref in refs), (Class, args, kwargs), f"argument of {name!r}")
         peers = [node.peer_at(ref) for ref in refs]
         body = body_for(node, packed, peers)
         labels, sizes = list(shape.extent.labels), list(shape.extent.sizes)
@@ -164,8 +164,13 @@ def stop_processes(node: Node, refs: Sequence[ProcRef], reason: str) -> Future[N
     by_agent: dict[int, list[ProcRef]] = {}
     for ref in refs:
         by_agent.setdefault(ref.agent_id, []).append(ref)
+    for ref in refs:
+        try:
+            tell(node, node.peer_at(ref), "end", reason, STOP_GRACE)  # by this process, so that it stands behind its calls
+        except MeshFailure:
+            continue  # it has ended already
     futures = [
-        request(node, agent_peer(node, group[0]), "stop", [ref.proc_id for ref in group], reason, STOP_GRACE)
+        request(node, agent_peer(node, group[0]), "stop", [ref.proc_id for ref in group], reason, STOP_GRACE, False)
         for group in by_agent.values()
     ]
     return all_of(futures, ignore=(MeshFailure, RoostError))

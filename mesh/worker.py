@@ -86,6 +86,7 @@ class Worker:
 
     def leave(self) -> None:
         """Let the last answers leave."""
+        self.runtime.end()
 
         async def drain() -> None:
             self.node.flush()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from . import cma, server
 from .errors import CmaRefused, RDMAError, StaleBuffer
 from .handle import Handle, unpack
+from .home import home
 from .identity import Identity, me
 from .layout import Layout, matched, refuse_expanded
 from .memory import Memory, describe
@@ -29,7 +30,7 @@ INLINE = cma.ONE_CALL  # bytes that are moved on the calling thread where no soc
 class RDMABuffer:
     """Opens a tensor, array or bytes-like object to one-sided reads and writes.
 
-    The handle pickles to under 400 bytes; send it through any endpoint. The owner's actors take no part in a
+    The handle pickles to under 500 bytes; send it through any endpoint. The owner's actors take no part in a
     transfer: they may be busy, and on one host even stopped. The memory stays alive while a handle of it
     does, here or elsewhere (see `drop`), and is not copied: a reader sees it as it is while the bytes move.
     Any shape and strides, empty ones too. Do not resize the storage while it is open.
@@ -261,7 +262,7 @@ class RDMABuffer:
             token = secrets.randbits(62) << 1
             registry().pin(self._export, token, who)
             if self._handle.address == NOWHERE:
-                self._handle = replace(self._handle, address=server.address())
+                self._handle = replace(self._handle, address=server.address(), place=home().place())
         return _arrived, (self._handle.pack(token),)
 
     def __repr__(self) -> str:
@@ -285,6 +286,7 @@ def _arrived(data: bytes) -> RDMABuffer:
         buffer._set(handle, registry().adopt(handle.key, token, here.proc_id), remote=False)
     else:
         buffer._set(handle, None, remote=True)
+        home().learn(handle.place)
         holdings().came(handle.owner.proc_id, handle.key, token)
     return buffer
 

@@ -11,8 +11,8 @@ within the cache:
     64 MiB    5.8 ms = 11.6      6.3 ms = 10.6          6.5 ms = 10.4
     256 MiB   32 ms = 8.5        25 ms  = 10.8          35 ms  = 7.6
 
-A second run, under more load, read 256 MiB at 6.7 GB/s where memcpy made 6.8. One thread moves 6 GB/s on large
-blocks; two reach the memory's bandwidth.
+A second run, under more load, read 256 MiB at 6.7 GB/s where memcpy made 6.8. One thread moves 6 GB/s on
+large blocks; two reach the memory's bandwidth.
 
 Every access is guarded. A registration has a cell of 24 bytes (random cookie, generation) in the owner's
 memory; a small read takes the cell, the data and the cell again as three parts of one call, in that order, a

@@ -1,4 +1,4 @@
-"""What a handle says, as it travels: under 400 bytes for up to eight dimensions."""
+"""What a handle says, as it travels: under 500 bytes for up to eight dimensions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgpack
 from .identity import Identity
 from .layout import Layout, packed
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Handle:
     layout: Layout
     device: str
     writable: bool
+    place: tuple[object, ...] | None = None  # how control messages find the owner; see `Home.place`
 
     @property
     def key(self) -> bytes:
@@ -48,6 +49,7 @@ class Handle:
             strides,
             self.device,
             self.writable,
+            self.place,
             token,
         )
         return msgpack.packb(fields + rest)  # type: ignore[no-any-return]
@@ -59,7 +61,7 @@ def unpack(data: bytes) -> tuple[Handle, int]:
     if version != VERSION:
         raise ValueError(f"a handle of format {version}, where this roost reads {VERSION}: versions differ")
     boot, pid_ns, pid, start, node_id, proc_id, host, port, cookie, cell, base, offset, *rest = fields
-    dtype, itemsize, shape, strides, device, writable, token = rest
+    dtype, itemsize, shape, strides, device, writable, place, token = rest
     layout = packed(dtype, itemsize, shape) if strides is None else Layout(dtype, itemsize, shape, strides)
     owner = Identity(boot, pid_ns, pid, start, node_id, proc_id)
-    return Handle(owner, (host, port), cookie, cell, base, offset, layout, device, writable), token
+    return Handle(owner, (host, port), cookie, cell, base, offset, layout, device, writable, place), token

@@ -30,6 +30,12 @@ class Home(Protocol):
         `body` holds bytes, ints, None and tuples of ints only.
         """
 
+    def place(self) -> tuple[object, ...] | None:
+        """How others' control messages find this process, in plain values; travels in its handles."""
+
+    def learn(self, place: tuple[object, ...] | None) -> None:
+        """A handle has come that says where its owner is."""
+
 
 _home: Home | None = None
 

@@ -6,12 +6,12 @@ theirs cannot exist before they are.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ..actors.wire.copying import address_of
 from .layout import Layout
 
 if TYPE_CHECKING:
@@ -126,33 +126,6 @@ def _of_array(a: numpy.ndarray[Any, Any]) -> Memory:
     return Memory(Layout(name, a.dtype.itemsize, a.shape, a.strides), address, a.flags.writeable, "cpu", a)
 
 
-class _PyBuffer(ctypes.Structure):
-    _fields_ = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
-
-
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
-_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
-_get_buffer.restype = ctypes.c_int
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
-_release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
-_release_buffer.restype = None
-_view_of = ctypes.pythonapi.PyMemoryView_FromMemory
-_view_of.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
-_view_of.restype = ctypes.py_object
-_FULL_READ_ONLY, _WRITE = 0x11C, 0x200
-
 _FORMATS = {"?": "bool", "e": "float16", "f": "float32", "d": "float64", "c": "uint8"}
 
 
@@ -165,10 +138,7 @@ def _of_buffer(obj: object) -> Memory:
         ) from None
     if view.suboffsets:
         raise TypeError("a buffer of pointers to rows has no single block of memory")
-    raw = _PyBuffer()
-    _get_buffer(view, ctypes.byref(raw), _FULL_READ_ONLY)
-    address = raw.buf or 0
-    _release_buffer(ctypes.byref(raw))
+    address = address_of(view)
     kind = view.format.lstrip("@")
     if kind in "bhilqn":
         name = f"int{8 * view.itemsize}"
@@ -178,8 +148,3 @@ def _of_buffer(obj: object) -> Memory:
         name = _FORMATS.get(kind, kind)
     shape, strides = view.shape or (), view.strides or ()
     return Memory(Layout(name, view.itemsize, shape, strides), address, not view.readonly, "cpu", view)
-
-
-def view_at(address: int, nbytes: int) -> memoryview:
-    """A writable byte view of this process's memory; the caller keeps that memory alive."""
-    return _view_of(address, nbytes, _WRITE)  # type: ignore[no-any-return]

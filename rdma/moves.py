@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..actors.wire.copying import view_at
 from . import cma, peer
 from .client import client_of
 from .errors import CmaRefused
 from .handle import Handle
 from .layout import Layout, Runs, fragments, matched, numpy_or_none, packed, parts
-from .memory import Memory, view_at
+from .memory import Memory
 from .peer import Way
 from .registry import registry
 from .staging import fill_device, host_copy

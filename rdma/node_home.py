@@ -6,10 +6,10 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from ..actors.errors import MeshFailure
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
 from ..actors.runtime import Runtime
+from .lifecycle import shutdown
 
 
 class NodeHome:
@@ -23,6 +23,7 @@ class NodeHome:
         self.secret = node.secret
         self.host = _address(node.ref)
         runtime.events["rdma"] = self._received
+        runtime.at_end.append(shutdown)
 
     def __repr__(self) -> str:
         return f"<NodeHome of {self._runtime.node.name} at {self.host}>"
@@ -35,21 +36,18 @@ class NodeHome:
         """Send one small message; lost when the process is gone."""
         node = self._runtime.node
         if proc_id not in node.peers:
-            return  # never spoken to, and its handle named no place: there is no way to it
+            return  # its handle named no place, and it was never spoken to: there is no way to it
         node.event(node.peers[proc_id], "rdma", kind, [list(part) if isinstance(part, tuple) else part for part in body])
 
-    def place(self) -> list[Any] | None:
+    def place(self) -> tuple[object, ...] | None:
         """Where this process is, to travel in its handles."""
         ref = self._runtime.node.ref
-        return ref.to_wire() if ref is not None else None
+        return tuple(ref.to_wire()) if ref is not None else None
 
-    def learn(self, place: list[Any] | None) -> None:
+    def learn(self, place: tuple[object, ...] | None) -> None:
         """Where the owner of a handle is."""
         if place is not None:
-            try:
-                self._runtime.node.peer_at(ProcRef.from_wire(place))
-            except MeshFailure:
-                return
+            self._runtime.node.peer_at(ProcRef.from_wire(list(place)))
 
     def _received(self, peer: Peer, kind: str, body: list[Any]) -> None:
         from .service import receive

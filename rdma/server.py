@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Iterator
 
+from ..actors.wire.copying import view_at
 from . import tcp
 from .errors import RDMAError
 from .home import home
 from .identity import me
-from .memory import view_at
 from .registry import Block, Export, registry
 from .staging import host_view, is_host, put_back
 from .tcp import BAD, OK, READ, STALE, WRITE, Deadline

@@ -13,15 +13,16 @@ import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import cast
 
+from ..actors.wire.receivers import RECEIVERS, want
 from .home import home_or_none
 from .registry import FORWARDED, registry
 
 _log = logging.getLogger(__name__)
-_receivers: ContextVar[tuple[int, ...] | None] = ContextVar("roost_rdma_receivers", default=None)
+
+want()  # messages are pickled with their receivers known from now on
 
 
 @contextmanager
@@ -32,15 +33,15 @@ def sending_to(proc_ids: Iterable[int]) -> Iterator[None]:
     handle pickled outside stays pinned until `drop()` or its owner's end, since nobody knows how many copies
     there are.
     """
-    token = _receivers.set(tuple(proc_ids))
+    token = RECEIVERS.set(tuple(proc_ids))
     try:
         yield
     finally:
-        _receivers.reset(token)
+        RECEIVERS.reset(token)
 
 
 def receivers() -> tuple[int, ...] | None:
-    return _receivers.get()
+    return RECEIVERS.get()
 
 
 def receive(sender: int, kind: str, body: tuple[object, ...]) -> None:

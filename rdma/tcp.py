@@ -11,8 +11,9 @@ in the clear, as those of NCCL and RDMA do: keep the interface on a fabric you t
 
 The last status is the second look at the buffer's generation.
 
-Medians over loopback on 2 cores that had other work (load 9): 4 KiB 182 us read, 209 us written (three wakes);
-1 MiB 0.83 and 0.52 ms; 256 MiB 2.6 and 2.7 GB/s. 64 MiB varied between 0.7 and 2.5 GB/s with that load.
+Medians over loopback on 2 cores that had other work (load 9): 4 KiB 182 us read, 209 us written (three
+wakes); 1 MiB 0.83 and 0.52 ms; 256 MiB 2.6 and 2.7 GB/s. 64 MiB varied between 0.7 and 2.5 GB/s with that
+load.
 
 Sockets block with SO_RCVTIMEO / SO_SNDTIMEO rather than Python's timeouts, which poll before every call; so
 MSG_WAITALL works, and a large run is received in one call with the GIL dropped.
@@ -32,10 +33,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from ..actors.wire.copying import view_at
 from .cma import IOV_MAX
 from .errors import RDMAError, TransferTimeout
 from .layout import MOST_RUNS
-from .memory import view_at
 
 MAGIC = b"ROOSTRD1"
 NONCE, MAC = 16, 32

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..wire.errors import ProtocolError
-from ..wire.frame import HEADER, HEADER_SIZE, Limits, check_header
+from ..wire.frame import HEADER, HEADER_SIZE, Limits, aligned, check_header
 from .handshake import Identity
 from .io import IoThread
 
@@ -87,7 +87,7 @@ class Link:
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._pending_header: tuple[int, ...] | None = None
-        self._body: bytearray | None = None
+        self._body: memoryview | None = None
         self._fill = 0
 
     def __repr__(self) -> str:
@@ -289,14 +289,13 @@ class Link:
     def _begin_body(self, header: tuple[int, ...], at: int, end: int) -> None:
         """A frame larger than the buffer: receive envelope and body straight into memory of their own."""
         self._pending_header = header
-        self._body = bytearray(header[3] + header[4])
+        self._body = aligned(header[3] + header[4], before=header[3])
         self._fill = end - at
         self._body[: self._fill] = self._view[at:end]
 
     def _fill_body(self) -> None:
-        body, header = self._body, self._pending_header
-        assert body is not None and header is not None
-        view = memoryview(body)
+        view, header = self._body, self._pending_header
+        assert view is not None and header is not None
         for _ in range(16):  # bounded, so that one large message does not starve the other links
             if self._unix:
                 count, ancillary, _, _ = self._sock.recvmsg_into([view[self._fill :]], _ANCILLARY)
@@ -309,7 +308,7 @@ class Link:
                 return
             self.bytes_in += count
             self._fill += count
-            if self._fill == len(body):
+            if self._fill == len(view):
                 self._body = self._pending_header = None
                 self.frames_in += 1
                 self.heard = self._io.loop.time()

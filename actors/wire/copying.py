@@ -37,20 +37,31 @@ class _PyBuffer(ctypes.Structure):
     ]
 
 
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_python = ctypes.PyDLL(None)  # of our own: argument types set on ctypes.pythonapi are seen by every other library
+_get_buffer = _python.PyObject_GetBuffer
 _get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer = _python.PyBuffer_Release
 _release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
+_release_buffer.restype = None
+_view_of = _python.PyMemoryView_FromMemory
+_view_of.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_view_of.restype = ctypes.py_object
+_STRIDED_READ_ONLY, _WRITE = 0x11C, 0x200
 
 
 def address_of(buffer: memoryview) -> int:
-    """Where a contiguous buffer lies, read-only or not; valid while the buffer is alive."""
+    """Where element zero of a buffer lies, read-only or not, strided or not; valid while the buffer is alive."""
     held = _PyBuffer()
-    _get_buffer(buffer, ctypes.byref(held), 0)
+    _get_buffer(buffer, ctypes.byref(held), _STRIDED_READ_ONLY)
     try:
         return held.buf or 0
     finally:
         _release_buffer(ctypes.byref(held))
+
+
+def view_at(address: int, nbytes: int) -> memoryview:
+    """A writable byte view of this process's memory; the caller keeps that memory alive."""
+    return _view_of(address, nbytes, _WRITE)  # type: ignore[no-any-return]
 
 
 def copy_into(target: memoryview, at: Sequence[tuple[int, int]], buffers: Sequence[memoryview]) -> None:

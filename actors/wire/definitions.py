@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import copyreg
 import io
+import linecache
 import os
 import pickle
 import threading
 import types
 import weakref
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable
 from itertools import chain
 from typing import cast
@@ -47,6 +48,7 @@ ID_BYTES = 12
 MAX_VERSIONS = 8  # of one code object; past that its functions go by value
 MAX_FUNCTIONS = 4096  # known by id in one process; past that new ones go by value
 MAX_DEAD = 1024  # blobs kept of own classes that are gone here, for peers that still hold instances
+MAX_SOURCE = 256 << 10  # characters of one file sent along for tracebacks
 
 Reduced = tuple[object, ...]
 
@@ -250,7 +252,7 @@ class Definitions:
                 self._unwatch(id(obj))
             raise
         entry.requires = tuple(saving.noted)
-        entry.blob = pickle.dumps((entry.requires, saving.file.getvalue()), 5)
+        entry.blob = pickle.dumps((entry.requires, saving.file.getvalue(), saving.sources), 5)
         return entry
 
     def _closure(self, entry: Entry) -> tuple[bytes, ...]:
@@ -282,7 +284,9 @@ class Definitions:
             outer = getattr(_local, "table", None)
             _local.table = self
             try:
-                target = pickle.loads(pickle.loads(entry.blob)[1])
+                _, data, sources = pickle.loads(entry.blob)
+                _show_sources(sources)
+                target = pickle.loads(data)
             finally:
                 _local.table = outer
                 entry.skeleton = None
@@ -303,12 +307,13 @@ class Definitions:
     def _watch(self, obj: object, entry: Entry) -> None:
         key = id(obj)
 
-        def gone(_: object) -> None:
+        def gone(_: object, importable: Entry = _IMPORTABLE, limit: int = MAX_DEAD) -> None:
+            # The defaults are bound now: at the interpreter's end this module's globals are None.
             if self.by_object.get(key) is entry:
                 self._unwatch(key)
-            if entry is not _IMPORTABLE:
+            if entry is not importable:
                 self._dead.append(entry.id)
-                while len(self._dead) > MAX_DEAD:
+                while len(self._dead) > limit:
                     self._entries.pop(self._dead.popleft(), None)
 
         if entry is not _IMPORTABLE and isinstance(obj, type) and _is_plain(obj):
@@ -329,8 +334,10 @@ class _BlobPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, table: Definitions, root: object, id: bytes) -> None:
         self.file = io.BytesIO()
-        super().__init__(self.file, 5)
+        self.dispatch_table = ChainMap({types.CodeType: self._reduce_code}, cloudpickle.Pickler.dispatch_table)
+        super().__init__(self.file, 5)  # which looks at the table
         self.noted: dict[bytes, Entry] = {}
+        self.sources: dict[str, list[str]] = {}  # the lines of files that tracebacks will point to
         self._table = table
         self._root = root
         self._id = id
@@ -345,6 +352,34 @@ class _BlobPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 self.noted[entry.id] = entry
                 return entry.reduced
         return super().reducer_override(obj)
+
+    def _reduce_code(self, code: types.CodeType) -> tuple[object, ...]:
+        """Cloudpickle forgets which file code is from; a traceback without source lines helps nobody."""
+        name = code.co_filename
+        if name not in self.sources:
+            lines = linecache.getlines(name)
+            self.sources[name] = lines if sum(map(len, lines)) <= MAX_SOURCE else []
+        return reduce_code(code)
+
+
+_reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
+
+
+def reduce_code(code: object) -> tuple[object, ...]:
+    """As cloudpickle does, but the code keeps the name of its file."""
+    make, arguments = _reduce_code(code)
+    return _named_code, (cast(types.CodeType, code).co_filename, make, arguments)
+
+
+def _named_code(name: str, make: Callable[..., types.CodeType], arguments: tuple[object, ...]) -> types.CodeType:
+    return make(*arguments).replace(co_filename=name)
+
+
+def _show_sources(sources: dict[str, list[str]]) -> None:
+    """Let tracebacks here show lines of files that only the sender has, such as notebook cells."""
+    for name, lines in sources.items():
+        if lines and name not in linecache.cache and not os.path.exists(name):
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
 def _table() -> Definitions:

@@ -15,6 +15,7 @@ Lengths are checked against `Limits` before anything is allocated.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ MAGIC: Final = 0x5253
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<HBBIQQQQQII")
 HEADER_SIZE: Final = HEADER.size
+ALIGNMENT: Final = 64
 
 # Unsequenced kinds belong to one link or carry cumulative state; losing one is harmless.
 ACK: Final = 1  # the header's acknowledgement is the message
@@ -111,6 +113,14 @@ def build(
         size += len(part)
     head = HEADER.pack(MAGIC, VERSION, kind, len(envelope), size, dst, src, seq, ack, epoch, rank)
     return [head + envelope, *body]
+
+
+def aligned(size: int, before: int = 0) -> memoryview:
+    """Writable memory for `size` bytes, of which number `before` lies at a multiple of 64, as arrays like it (0.6 us)."""
+    memory = bytearray(size + ALIGNMENT - 1)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = -(address + before) % ALIGNMENT
+    return memoryview(memory)[start : start + size]
 
 
 packb = msgpack.Packer(autoreset=True).pack

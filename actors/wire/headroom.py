@@ -24,7 +24,7 @@ _V2 = _Names("memory.max", "memory.current", "inactive_file")
 
 
 def headroom(proc: Path = Path("/proc")) -> int:
-    """Bytes that can be taken before the machine is full or a cgroup kills. Reads some ten files: 0.2 to 1 ms.
+    """Bytes that can be taken before the machine is full or a cgroup kills; 0.5 ms.
 
     Page cache that the kernel would drop counts as free. `proc` is where procfs is mounted.
     """

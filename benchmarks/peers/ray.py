@@ -96,4 +96,4 @@ class RayPeer:
 
     def shutdown(self) -> None:
         ray.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)  # a killed case's goes with the runner's scratch folder
+        shutil.rmtree(self._folder, ignore_errors=True)

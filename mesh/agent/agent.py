@@ -140,6 +140,7 @@ class Agent:
                     node.event(peer, "note", note)
             else:
                 self._forget(spec.proc_id)
+                self.ready[spec.proc_id].set_result(None)
                 results.append(str(answer))
         waiters = [self.ready[spec.proc_id] for spec in specs if spec.proc_id in self.ready]
         if waiters:
@@ -149,7 +150,7 @@ class Agent:
                 results[i] = self._unready(spec)
             self.ready.pop(spec.proc_id, None)
         if owner.proc_id not in self.owned:  # it ended while they started
-            await self.stop(node, peer, [[spec.proc_id for spec in specs], "its owner has ended", GRACE], b"")
+            await self.stop(node, peer, [[spec.proc_id for spec in specs], "its owner has ended", GRACE, True], b"")
         return results
 
     def _own(self, owner: ProcRef, proc_ids: list[int]) -> None:
@@ -162,7 +163,7 @@ class Agent:
     def _end_owned(self, owner: int) -> None:
         orphans = [proc_id for proc_id in self.owned.pop(owner, ()) if proc_id in self.launcher.live()]
         if orphans:
-            task = self.io.loop.create_task(self.stop(self.node, self.node.peer(owner), [orphans, "its owner has ended", GRACE], b""))
+            task = self.io.loop.create_task(self.stop(self.node, self.node.peer(owner), [orphans, "its owner has ended", GRACE, True], b""))
             self.node.routing.tasks.add(task)
             task.add_done_callback(self.node.routing.tasks.discard)
 
@@ -203,8 +204,17 @@ class Agent:
         return list(await self.launcher.warm(zygote_key(probe)))
 
     async def stop(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
-        """[processes, reason, seconds]: ask them to end, then make them; the answer is how each ended."""
-        proc_ids, reason, grace = arguments
+        """[processes, reason, seconds, ask]: ask them to end, then make them; the answer is how each ended.
+
+        Without `ask` they have been asked already, behind the messages that the same sender had for them.
+        """
+        proc_ids, reason, grace, ask = arguments
+        starting = [self.ready[proc_id] for proc_id in proc_ids if proc_id in self.ready]
+        for proc_id in proc_ids:
+            if proc_id in self.ready:
+                self.stopping[proc_id] = reason
+        if starting:
+            await asyncio.wait(starting, timeout=READY_TIMEOUT)
         live = [proc_id for proc_id in proc_ids if proc_id in self.launcher.live()]
         for proc_id in live:
             self.stopping[proc_id] = reason
@@ -217,7 +227,7 @@ class Agent:
         self._checks.append(check)
         try:
             for proc_id in live:
-                if proc_id in node.routing.links:
+                if ask and proc_id in node.routing.links:
                     tell(node, node.peer(proc_id), "end", reason, grace)
             check()
             async with asyncio.timeout(max(grace, 0.05)):

@@ -80,6 +80,7 @@ class OutputTail:
             file.seek(followed.at)
             data = file.read(CHUNK)
         followed.at += len(data)
+        data = data.replace(b"\0", b"")  # holes punched where a file was over its limit
         lines, mark, rest = (followed.rest + data).rpartition(b"\n")
         if last:
             lines, mark, rest = followed.rest + data, b"\n", b""

@@ -34,6 +34,12 @@ class FakeHome:
     def tell(self, proc_id, kind, body):
         self.out(proc_id, kind, body)
 
+    def place(self):
+        return None
+
+    def learn(self, place):
+        assert place is None
+
 
 def write_frame(stream: BinaryIO, value: object) -> None:
     data = pickle.dumps(value)

@@ -18,7 +18,7 @@ from roost.actors.future import Future
 from roost.actors.node import current_node
 from roost.mesh import ProcMesh, this_host
 
-WAIT = 30.0
+WAIT = 15.0
 """Seconds: bound of every wait here."""
 
 Spawn = Callable[..., Any]

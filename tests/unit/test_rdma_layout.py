@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roost.actors.wire.copying import view_at
 from roost.rdma.layout import Layout, matched, packed, plan
-from roost.rdma.memory import describe, span_of, view_at
+from roost.rdma.memory import describe, span_of
 
 
 def apply(src, dst):
