@@ -7,12 +7,13 @@ cancellations find it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import bodies
 from .errors import ActorError, Busy, MeshFailure, RoostError, from_portable, from_record
-from .future import _FAILED, Future
+from .future import _FAILED, Future, deadline
 from .node import Node
 from .peer import Peer
 from .refs import SYSTEM_ACTOR, ProcRef, new_id
@@ -63,6 +64,23 @@ class _Call(Future[Any]):
             link = peer.link
             if link is not None and link.deferred:
                 link.flush()
+
+    def _settled(self) -> None:
+        readers = self.node.io.readers
+        if readers.leader is self:
+            readers.wake(self)
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Read the answer here, without another thread in between, where this thread may."""
+        self._flush()
+        until = deadline(timeout)
+        try:
+            if not self.node.io.inside() and self.node.io.readers.wait(self, self.done, timeout):
+                return True
+        except BaseException:  # Ctrl-C: nobody waits for this call any more
+            self.cancel("the wait for it was interrupted")
+            raise
+        return super()._wait(None if until is None else until - time.monotonic())
 
     def _unregister(self) -> None:
         self.node.pending.pop(self.call_id, None)

@@ -134,8 +134,12 @@ class Cell:
     def _run_sync(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.construct(cls, args, kwargs):
             return
-        get = self.queue.get
+        get, empty = self.queue.get, self.queue.empty
+        readers = self.node.io.readers
+        self._wake = lambda: readers.wake(self)
         while True:
+            if empty():
+                readers.wait(self, self._waits, None)
             message = get()
             while self.urgent:
                 self.urgent.popleft()()
@@ -148,6 +152,9 @@ class Cell:
             if self.state == FAILED:
                 break
         self.finish()
+
+    def _waits(self) -> bool:
+        return not self.queue.empty()
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Run `__init__`; False when it failed, which ends the actor."""

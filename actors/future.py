@@ -76,6 +76,9 @@ class Future(Generic[R]):
     def _flush(self) -> None:
         """Called before somebody waits."""
 
+    def _settled(self) -> None:
+        """Called once, when it has been completed."""
+
     def _decode(self, raw: Any) -> R:
         """Turn what arrived into the value, in the thread that asks; may raise."""
         value: R = raw
@@ -101,6 +104,7 @@ class Future(Generic[R]):
         if callbacks:
             for callback in callbacks:
                 _callback_thread().put((callback, self))
+        self._settled()
         return True
 
     def set_result(self, value: R) -> bool:

@@ -45,6 +45,11 @@ SMALL_FRAME = 16 << 10  # below this a frame is joined to one buffer: one `send`
 SystemHandler = Callable[["Node", Peer, list[Any], Any], Any]
 
 
+# Kinds that a leading thread handles where it reads them; the rest needs the I/O thread's loop.
+_ANYWHERE = frozenset(
+    [f.ACK, f.CREDIT, f.SEGMENT, f.RELEASE, f.DROP, f.PONG, f.CALL, f.REPLY, f.ERROR, f.DEFINE, f.POST, f.TOMBSTONE]
+)
+
 _Cast = tuple[Peer, int, int, int, Link]  # peer, rank, sequence, acknowledgement, link
 
 
@@ -256,10 +261,17 @@ class Node:
 
     def _on_frame(self, link: Link, header: tuple[int, ...], envelope: Any, body: Any) -> None:
         _, _, kind, _, _, dst, src, seq, ack, epoch, rank = header
+        if kind == f.SEGMENT and body == b"":  # the descriptor is taken in the order in which it came
+            if not link.descriptors:
+                raise ProtocolError(f"{link.peer.name} announced a segment without its descriptor")
+            body = link.descriptors.popleft()
+        peer = self.peers.get(src)
+        if not self.io.inside() and (dst != self.proc_id or kind not in _ANYWHERE or peer is None or peer.link is None):
+            self.io.call(self._later, link, header, envelope, body)  # what follows in sequence waits for it
+            return
         if dst != self.proc_id:
             self.routing.relay(link, header, envelope, body)
             return
-        peer = self.peers.get(src)
         if peer is None:
             peer = self.peer(src, link.peer.name if link.peer.proc_id == src else "")
         if peer.link is None:
@@ -272,6 +284,9 @@ class Node:
             self._unsequenced(link, peer, kind, envelope, body)
             return
         fields = f.unpack_envelope(envelope)
+        if kind == f.CALL and fields[1] not in self.cells and not self.io.inside():
+            self.io.call(self._later, link, header, envelope, body)
+            return
         if peer.inbox.accept(seq):
             self._deliver(peer, kind, rank, epoch, fields, body)
         else:
@@ -287,7 +302,15 @@ class Node:
             self._owing.add(peer)
             if not self._ack_armed:
                 self._ack_armed = True
-                self.io.loop.call_later(ACK_DELAY, self._acknowledge_all)
+                self.io.call(self.io.loop.call_later, ACK_DELAY, self._acknowledge_all)
+
+    def _later(self, link: Link, header: tuple[int, ...], envelope: Any, body: Any) -> None:
+        """What a leading thread has read and only the I/O thread may handle."""
+        with self.io.readers.dispatching:
+            try:
+                self._on_frame(link, header, envelope, body)
+            except ProtocolError as error:
+                link.close(str(error))
 
     def _discard(self, src: int, kind: int, fields: list[Any], body: Any) -> None:
         """A duplicate. A relay's segment, lent for this very frame, is given back; a sender's serves the first copy."""
@@ -322,8 +345,9 @@ class Node:
             self._control(peer.link, f.ACK, peer.proc_id, None, peer.inbox.next_seq)
 
     def _acknowledge_all(self) -> None:
-        self._ack_armed = False
-        owing, self._owing = self._owing, set()
+        with self.io.readers.dispatching:
+            self._ack_armed = False
+            owing, self._owing = self._owing, set()
         for peer in owing:
             if peer.owed:
                 self._acknowledge(peer)
@@ -335,9 +359,7 @@ class Node:
         if kind == f.CREDIT:
             self.credited(peer, *fields)
         elif kind == f.SEGMENT:
-            if not link.descriptors:
-                raise ProtocolError(f"{peer.name} announced a segment without its descriptor")
-            self.mappings.add(peer.proc_id, fields[0], link.descriptors.popleft(), fields[1])
+            self.mappings.add(peer.proc_id, fields[0], body, fields[1])
         elif kind == f.RELEASE:
             self.pool.released(fields[0], peer.proc_id)
         elif kind == f.DROP:
@@ -552,7 +574,8 @@ class LoopLink:
     def _arrive(self, data: bytes) -> None:
         header = f.HEADER.unpack_from(data)
         body_at = f.HEADER_SIZE + header[3]
-        self._node._on_frame(self, header, data[f.HEADER_SIZE : body_at], data[body_at:])  # type: ignore[arg-type]
+        with self._node.io.readers.dispatching:
+            self._node._on_frame(self, header, data[f.HEADER_SIZE : body_at], data[body_at:])  # type: ignore[arg-type]
 
     def flush(self) -> None:
         """Nothing is ever deferred."""

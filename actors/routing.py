@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from . import bodies
@@ -282,7 +283,7 @@ class Routing:
         node = self.node
         if node.closed:
             return
-        now = node.io.loop.time()
+        now = time.monotonic()
         for link in list(self.links.values()):
             silent = now - link.heard
             if not link.same_host_socket and silent > KEEPALIVE:

@@ -25,6 +25,7 @@ import msgpack
 from ..actors.errors import ActorDied, RoostError
 from ..actors.link.address import parse
 from ..actors.link.io import IoThread
+from ..actors.link.readers import install_interrupt_handler, restore_interrupt_handler
 from ..actors.node import Node
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef, new_id
@@ -85,6 +86,7 @@ class Controller:
         self.agents: list[AgentProcess] = []
         self._lock = threading.Lock()
         self.closed = False
+        install_interrupt_handler()
         watch_exits(self.runtime)
         self.runtime.events["output"] = show_output
         self.runtime.events["note"] = show_note
@@ -101,6 +103,7 @@ class Controller:
                 os.close(link._sock.fileno())
             except OSError:
                 continue
+        self.io.readers.abandon()
         set_runtime(None)
         _controller.clear()
 
@@ -176,6 +179,7 @@ class Controller:
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self.io.stop()
         self.undo_fork()
+        restore_interrupt_handler()
         set_runtime(None)
 
     def _drain_output(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ import msgpack
 from ..actors.link.address import parse
 from ..actors.link.gate import DialError
 from ..actors.link.io import IoThread
+from ..actors.link.readers import is_quiet
 from ..actors.node import Node
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
@@ -52,6 +54,7 @@ class Worker:
         self.node.system.update({"end": self.end, "statistics": self.statistics})
         watch_exits(self.runtime)
         on_user_fork(self._forked)
+        is_quiet(signal.getsignal(signal.SIGINT))  # the launcher's handler, which does nothing
 
     def _forked(self) -> None:
         """In a child that user code forked: let go of Roost's sockets, and of Roost."""
@@ -60,6 +63,7 @@ class Worker:
                 os.close(link._sock.fileno())
             except OSError:
                 continue
+        self.io.readers.abandon()
         set_runtime(None)
 
     async def join(self) -> None:

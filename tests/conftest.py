@@ -107,14 +107,17 @@ RunScript = Callable[..., Script]
 
 
 @pytest.fixture
-def start_script(tmp_path: Path) -> Iterator[StartScript]:
-    """`start_script(source, *args, env={})`: a running script; killed at the end of the test if it still runs."""
+def start_script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartScript]:
+    """`start_script(source, *args, env={})`: a running script; killed at the end of the test if it still runs.
+
+    It can import what stands beside the test's module.
+    """
     scripts: list[Script] = []
 
     def start(source: str, *args: object, env: dict[str, str] | None = None) -> Script:
         path = tmp_path / f"script{len(scripts)}.py"
         path.write_text(textwrap.dedent(source))
-        scripts.append(Script(path, tuple(map(str, args)), env or {}))
+        scripts.append(Script(path, tuple(map(str, args)), {"PYTHONPATH": str(request.path.parent), **(env or {})}))
         return scripts[-1]
 
     yield start

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, TypeVar
 
+from .readers import Readers
+
 T = TypeVar("T")
 
 
@@ -29,6 +31,7 @@ class IoThread:
 
     def __init__(self, name: str = "roost-io", *, own_thread: bool = True) -> None:
         self.loop = new_event_loop()
+        self.readers = Readers()
         self.thread: threading.Thread | None = None
         self.ident = threading.get_ident()
         if own_thread:
@@ -36,6 +39,7 @@ class IoThread:
             self.thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
             self.thread.start()
             started.wait(10)
+        self.loop.call_soon_threadsafe(self.loop.add_reader, self.readers.fileno(), self.readers.ready)
 
     def _main(self, started: threading.Event) -> None:
         self.ident = threading.get_ident()
@@ -45,6 +49,11 @@ class IoThread:
             self.loop.run_forever()
         finally:
             self.loop.close()
+
+    def _end(self) -> None:
+        self.loop.remove_reader(self.readers.fileno())
+        self.readers.close()
+        self.loop.stop()
 
     def inside(self) -> bool:
         """Whether the caller is on the I/O thread."""
@@ -62,6 +71,6 @@ class IoThread:
         """Stop the loop and join its thread; idempotent."""
         if self.thread is None or not self.thread.is_alive():
             return
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.loop.call_soon_threadsafe(self._end)
         if not self.inside():
             self.thread.join(timeout)

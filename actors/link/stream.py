@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,7 +72,7 @@ class Link:
         self.descriptors: deque[int] = deque()
         self.deferred = 0
         self.bytes_in = self.bytes_out = self.frames_in = 0
-        self.heard = io.loop.time()
+        self.heard = time.monotonic()
         self._sock = sock
         self._unix = sock.family == socket.AF_UNIX
         self._io = io
@@ -110,11 +111,13 @@ class Link:
 
     def start(self, leftover: bytes = b"") -> None:
         """Begin to read; `leftover` is what came behind the handshake. On the I/O thread."""
-        self._io.loop.add_reader(self._sock.fileno(), self._readable)
         if leftover:
             self._buffer[: len(leftover)] = leftover
             self._end = len(leftover)
-            self._parse()
+            with self._io.readers.dispatching:
+                self._parse()
+        if not self._closed:
+            self._io.readers.add(self._sock.fileno(), self._readable)
 
     # writing
 
@@ -255,7 +258,7 @@ class Link:
         start, end = self._start, self._end
         buffer, view = self._buffer, self._view
         unpack, on_frame = HEADER.unpack_from, self._on_frame
-        self.heard = self._io.loop.time()
+        self.heard = time.monotonic()
         try:
             while end - start >= HEADER_SIZE:
                 header = unpack(buffer, start)
@@ -311,7 +314,7 @@ class Link:
             if self._fill == len(view):
                 self._body = self._pending_header = None
                 self.frames_in += 1
-                self.heard = self._io.loop.time()
+                self.heard = time.monotonic()
                 self._on_frame(self, header, bytes(view[: header[3]]), view[header[3] :])
                 return
 
@@ -326,6 +329,7 @@ class Link:
         if self._closed:
             return
         self._closed = True
+        self._io.readers.remove(self._sock.fileno())
         self._queue.clear()
         self._queued = 0
         if self._io.inside():
@@ -336,7 +340,6 @@ class Link:
     def _finish(self, why: str) -> None:
         descriptor = self._sock.fileno()
         if descriptor >= 0:
-            self._io.loop.remove_reader(descriptor)
             self._io.loop.remove_writer(descriptor)
             self._sock.close()
         self._io.loop.call_soon(self._on_broken, self, why)

@@ -156,7 +156,7 @@ class Agent:
     def _own(self, owner: ProcRef, proc_ids: list[int]) -> None:
         """What a process spawned ends with it, however it ends; one elsewhere is watched by its own agent."""
         self.owned.setdefault(owner.proc_id, set()).update(proc_ids)
-        peer = self.node.peer_at(owner)
+        peer = self.node.peer(owner.proc_id, where=owner)
         if peer.link is not None and peer.link.peer.proc_id != owner.proc_id:  # a relayed one: a worker of another host
             self.node.routing._watch(peer)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
-from troupe import Mixed, Owner, Player, Spinner
+from troupe import SITE, Mixed, Owner, Player, Spinner
 
 from roost.actors import CallCancelled, CallTimeout, Channel
 from roost.actors.future import Future
@@ -630,18 +630,8 @@ def test_a_mesh_is_a_context_manager(site: Any, wait_until_gone: Any) -> None:
 # --- scripts and notebooks
 
 
-SCRIPT_SITE = """
-import sys
-from roost import this_host, ProcessJob
-def spawn_procs(n):
-    if sys.argv[1] == "one agent":
-        return this_host().spawn_procs({"gpus": n})
-    return ProcessJob({"h": 2}).state().h.spawn_procs({"gpus": n // 2}).flatten("gpus")
-"""
-
-
 def test_classes_and_lambdas_of_the_script_itself_travel(site: Any, run_script: Any) -> None:
-    source = SCRIPT_SITE + '''
+    source = SITE + '''
 from dataclasses import dataclass
 from enum import Enum
 from roost import Actor, endpoint
@@ -681,7 +671,7 @@ if __name__ == "__main__":
 
 
 def test_a_class_redefined_in_a_notebook_is_the_new_one_in_new_actors(site: Any, run_script: Any) -> None:
-    source = SCRIPT_SITE + '''
+    source = SITE + '''
 from roost import Actor, endpoint
 procs = spawn_procs(2)
 cell = """
@@ -700,7 +690,7 @@ print(seen)
 
 def test_a_notebook_may_get_and_await_in_its_cells(site: Any, run_script: Any) -> None:
     """As ipykernel does it: cells run inside a loop that is running, some as coroutines."""
-    source = SCRIPT_SITE + '''
+    source = SITE + '''
 import ast, asyncio, types
 from roost import Actor, endpoint
 
@@ -727,7 +717,7 @@ asyncio.run(kernel())
 
 
 def test_a_script_that_ends_leaves_no_process(site: Any, start_script: Any, wait_until_gone: Any) -> None:
-    source = SCRIPT_SITE + """
+    source = SITE + """
 import os, psutil
 from roost import Actor, endpoint
 class Pid(Actor):

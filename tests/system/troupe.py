@@ -12,6 +12,17 @@ from typing import Any
 from roost.actors import Actor, MeshFailure, Port, concurrent_endpoint, context, current_rank, endpoint
 
 
+SITE = """
+import sys
+from roost import ProcessJob, this_host
+def spawn_procs(n):
+    if sys.argv[1] == "one agent":
+        return this_host().spawn_procs({"gpus": n})
+    return ProcessJob({"h": 2}).state().h.spawn_procs({"gpus": n // 2}).flatten("gpus")
+"""
+"""The head of a script that runs on the agents its first argument says."""
+
+
 def stop_at(barrier: str) -> None:
     """Stand at a barrier of the test until it is opened."""
     with open(barrier, "rb", buffering=0) as file:
@@ -312,6 +323,14 @@ class Mixed(Actor):
         return before
 
 
+class Odd(Exception):
+    """Its constructor takes other arguments than those it keeps."""
+
+    def __init__(self, code: int, where: str) -> None:
+        super().__init__(f"{where}: {code}")
+        self.code = code
+
+
 class Faulty(Actor):
     """Fails in every way."""
 
@@ -338,7 +357,7 @@ class Faulty(Actor):
     @endpoint
     def run(self, source: str) -> Any:
         """Run the body of a function, which may raise what cannot be sent here."""
-        scope: dict[str, Any] = {}
+        scope = dict(globals())
         exec("def body():\n" + "".join(f"    {line}\n" for line in source.split("\n")), scope)
         return scope["body"]()
 
@@ -394,27 +413,8 @@ class Faulty(Actor):
         return pids
 
 
-class Owner(Actor):
-    """Spawns actors of its own; `verdict` says what its `__supervise__` does."""
-
-    def __init__(self, verdict: str = "falsy", port: Port[Any] | None = None) -> None:
-        self.verdict = verdict
-        self.port = port
-        self.seen: list[Any] = []
-        self.threads = {"init": threading.get_ident()}
-
-    def __supervise__(self, failure: MeshFailure) -> bool:
-        self.threads["supervise"] = threading.get_ident()
-        self.seen.append((failure.mesh_name, failure.crashed_ranks, failure.report()))
-        if self.port is not None:
-            self.port.send((failure.mesh_name, failure.crashed_ranks))
-        if self.verdict == "raises":
-            raise LookupError("the hook fails")
-        return self.verdict == "handled"
-
-    def __cleanup__(self, error: Exception | None) -> None:
-        if self.port is not None:
-            self.port.send(("cleanup", None if error is None else str(error), threading.get_ident() == self.threads["init"]))
+class Spawner(Actor):
+    """Spawns actors of its own, and has no hook for their failures."""
 
     @endpoint
     def spawn_here(self, count: int, hosts: Any = None) -> Any:
@@ -435,17 +435,39 @@ class Owner(Actor):
             first.fail.broadcast(ValueError("broadcast"))
 
     @endpoint
-    def call_dead(self) -> str:
-        try:
-            self.mesh.slice(gpus=0).pid.call_one().get(timeout=30)
-        except Exception as error:
-            return type(error).__name__
-        return "alive"
+    def look_at(self, mesh: Any) -> str:
+        """What somebody else in the owner's process learns of the mesh; it waits for the answer."""
+        return type(mesh.sleep.call(30).exception(timeout=30)).__name__
+
+    @endpoint
+    def look_at_own(self) -> str:
+        return type(self.mesh.sleep.call(30).exception(timeout=30)).__name__
 
     @endpoint
     def stand(self, barrier: str, port: Port[Any]) -> None:
         port.send("standing")
         stop_at(barrier)
+
+
+class Owner(Spawner):
+    """`verdict` says what its `__supervise__` does."""
+
+    def __init__(self, verdict: str = "falsy", port: Port[Any] | None = None) -> None:
+        self.verdict = verdict
+        self.port = port
+        self.seen: list[Any] = []
+        self.threads = {"init": threading.get_ident()}
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.threads["supervise"] = threading.get_ident()
+        self.seen.append((failure.mesh_name, failure.crashed_ranks, failure.report()))
+        if self.verdict == "raises":
+            raise LookupError("the hook fails")
+        return self.verdict == "handled"
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        if self.port is not None:
+            self.port.send(("cleanup", None if error is None else str(error), threading.get_ident() == self.threads["init"]))
 
     @endpoint
     def hooks(self) -> tuple[list[Any], dict[str, int]]:
