@@ -22,7 +22,7 @@ from .calls import WANTS_ANSWER, body_for
 from .context import Message, enter
 from .endpoint import EndpointInfo, endpoints_of
 from .errors import ActorDied, ActorStopped, MeshFailure, SupervisionError, failure_record, portable
-from .node import Node
+from .node import SMALL_FRAME, Node
 from .peer import Peer
 from .refs import ActorId
 from .wire import frame as f
@@ -77,7 +77,7 @@ class Cell:
     def deliver(self, message: Message) -> None:
         """Put a message behind those that wait; one that comes too late is answered with the reason."""
         if message.flags & WANTS_ANSWER:
-            self.waiting[message.key] = message
+            self.waiting[message.peer.proc_id, message.call_id] = message
         self.queue.put(message)
         self._wake()
         if self.ended.is_set():
@@ -226,10 +226,20 @@ class Cell:
         """Send the value, gathered with others where the endpoint is quick and more messages wait."""
         if not message.flags & WANTS_ANSWER:
             return
-        packed = pack_for((message.peer.proc_id,), value, "return value")
-        if self.waiting.pop(message.key, None) is None:
-            return
         peer = message.peer
+        packed = pack_for((peer.proc_id,), value, "return value")
+        if self.waiting.pop((peer.proc_id, message.call_id), None) is None:
+            return
+        if not packed.buffers and not packed.definitions and len(packed.data) <= SMALL_FRAME:
+            messages, nbytes = peer.granting_for(self.actor_id).told()
+            envelope = f.packb((None, message.call_id, self.actor_id, messages, nbytes))
+            try:
+                self.node.post_small(
+                    peer, f.REPLY, envelope, packed.data, message.rank, info.seconds < QUICK and not self.queue.empty()
+                )
+            except MeshFailure as error:
+                logger.debug("the caller of %s.%s is gone: %s", self.name, message.method, error)
+            return
         body = body_for(self.node, packed, (peer,)) if packed.buffers else bodies.inline(packed)
         messages, nbytes = peer.granting_for(self.actor_id).told()
         envelope = f.packb([body.layout, message.call_id, self.actor_id, messages, nbytes])

@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 from collections import deque
+from _thread import get_ident
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ SystemHandler = Callable[["Node", Peer, list[Any], Any], Any]
 _ANYWHERE = frozenset(
     [f.ACK, f.CREDIT, f.SEGMENT, f.RELEASE, f.DROP, f.PONG, f.CALL, f.REPLY, f.ERROR, f.DEFINE, f.POST, f.TOMBSTONE]
 )
+
+_HEADER_PACK = f.HEADER.pack
 
 _Cast = tuple[Peer, int, int, int, Link]  # peer, rank, sequence, acknowledgement, link
 
@@ -140,6 +143,26 @@ class Node:
                 self.routing.begin(peer)
             return peer.outbox.next_seq - 1
 
+    def post_small(self, peer: Peer, kind: int, envelope: bytes, data: bytes, rank: int, defer: bool) -> int:
+        """`post` for a body that is a pickle alone, without buffers or definitions: the hot path, one buffer a frame."""
+        with peer.lock:
+            if peer.dead is not None:
+                raise peer.dead
+            outbox, where = peer.outbox, peer.where
+            seq = outbox.next_seq
+            frame = _HEADER_PACK(
+                f.MAGIC, f.VERSION, kind, len(envelope), len(data), peer.proc_id, self.proc_id, seq, peer.inbox.next_seq,
+                where.epoch if where is not None else 0, rank,
+            ) + envelope + data  # fmt: skip
+            peer.owed = peer.owed_bytes = 0
+            outbox.push(frame, len(frame))
+            link = peer.link
+            if link is not None:
+                link.send_frame(frame, defer)
+            elif not peer.routing:
+                self.routing.begin(peer)
+            return seq
+
     def bury_frame(self, peer: Peer, seq: int, actor: int, nbytes: int) -> bool:
         """Replace a call that has not left this process by a tombstone; False when it may have left.
 
@@ -178,7 +201,10 @@ class Node:
                 if peer.link is not None:
                     self._transmit(peer, peer.link, kept, False)
 
-    def _transmit(self, peer: Peer, link: Link, kept: Kept, defer: bool) -> None:
+    def _transmit(self, peer: Peer, link: Link, kept: Kept | bytes, defer: bool) -> None:
+        if isinstance(kept, bytes):
+            link.send_frame(kept, defer)
+            return
         if kept.segment is not None:
             self.announce(peer, link, kept.segment)
         link.send(kept.parts, kept.nbytes, defer=defer)
@@ -266,7 +292,8 @@ class Node:
                 raise ProtocolError(f"{link.peer.name} announced a segment without its descriptor")
             body = link.descriptors.popleft()
         peer = self.peers.get(src)
-        if not self.io.inside() and (dst != self.proc_id or kind not in _ANYWHERE or peer is None or peer.link is None):
+        inside = get_ident() == self.io.ident
+        if not inside and (dst != self.proc_id or kind not in _ANYWHERE or peer is None or peer.link is None):
             self.io.call(self._later, link, header, envelope, body)  # what follows in sequence waits for it
             return
         if dst != self.proc_id:
@@ -284,11 +311,18 @@ class Node:
             self._unsequenced(link, peer, kind, envelope, body)
             return
         fields = f.unpack_envelope(envelope)
-        if kind == f.CALL and fields[1] not in self.cells and not self.io.inside():
+        if kind == f.CALL and not inside and fields[1] not in self.cells:
             self.io.call(self._later, link, header, envelope, body)
             return
         if peer.inbox.accept(seq):
-            self._deliver(peer, kind, rank, epoch, fields, body)
+            if epoch and self.ref is not None and epoch != self.ref.epoch:
+                self._deliver(peer, kind, rank, epoch, fields, body)
+            elif kind == f.REPLY or kind == f.ERROR:
+                self._take_answer(peer, kind | rank << 8, fields, body)
+            elif kind == f.CALL and fields[1] != SYSTEM_ACTOR and self.deliver_call is not None:
+                self.deliver_call(peer, rank, fields, body)
+            else:
+                self._deliver(peer, kind, rank, epoch, fields, body)
         else:
             if seq < peer.inbox.next_seq:
                 self._discard(src, kind, fields, body)
@@ -421,8 +455,10 @@ class Node:
             self.deliver_call(peer, marks >> 8, fields, body)
 
     def _take_answer(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
-        if fields[3]:
-            self.credited(peer, fields[2], fields[3], fields[4])
+        if fields[3]:  # totals are cumulative: they matter only when something waits or much is outstanding
+            account = peer.credit.get(fields[2])
+            if account is not None and account.wants(fields[3]):
+                self.credited(peer, fields[2], fields[3], fields[4])
         call = self.pending.get(fields[1])
         if call is None:
             if bodies.segment_of(fields[0]) is not None:

@@ -130,7 +130,7 @@ class Routing:
             peer.link = link
             peer.segments.clear()
             for _, kept in peer.outbox.unacked():
-                assert isinstance(kept, Kept)
+                assert isinstance(kept, Kept | bytes)
                 node._transmit(peer, link, kept, False)
         if peer.inbox.next_seq > 1:
             node._acknowledge(peer)

@@ -20,11 +20,12 @@ from ..actors.calls import (
 from ..actors.endpoint import EndpointDefinition, endpoints_of
 from ..actors.errors import ActorStopped, RoostError
 from ..actors.future import Future
-from ..actors.node import Node, current_node
+from ..actors.node import SMALL_FRAME, Node, current_node
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
 from ..actors.wire import frame as f
 from ..actors.wire import pickling
+from ..actors.wire import receivers
 from ..actors.wire.receivers import pack_for
 from .gather import all_of
 from .shape import MeshTrait, Shape
@@ -177,8 +178,10 @@ class MeshEndpoint(Generic[P, R]):
         self._definition.check(args, kwargs)
         node = current_node() or running_node()
         peers = self._peers(node)
-        receivers = peers if only is None else peers[only : only + 1]
-        return node, peers, pack_for((peer.proc_id for peer in receivers), (args, kwargs), "argument")
+        if not receivers.wanted:
+            return node, peers, pickling.pack((args, kwargs), "argument")
+        chosen = peers if only is None else peers[only : only + 1]
+        return node, peers, pack_for([peer.proc_id for peer in chosen], (args, kwargs), "argument")
 
     def _envelope(self, layout: Any, call: int, flags: int) -> bytes:
         return f.packb([layout, self._actor, self._name, call, flags, self._wire_shape, None])
@@ -195,8 +198,12 @@ class MeshEndpoint(Generic[P, R]):
         return self._send_one(node, peers[0], 0, packed)
 
     def _send_one(self, node: Node, peer: Peer, rank: int, packed: pickling.Packed) -> Future[R]:
-        body = body_for(node, packed, (peer,)) if packed.buffers else bodies.inline(packed)
         call = OneCall(node, self._about, peer, rank)
+        if not packed.buffers and not packed.definitions and len(packed.data) <= SMALL_FRAME:
+            envelope = f.packb((None, self._actor, self._name, call.call_id, WANTS_ANSWER, self._wire_shape, None))
+            Sender.small(node, call, peer, self._actor, rank, envelope, packed.data)
+            return call
+        body = body_for(node, packed, (peer,)) if packed.buffers else bodies.inline(packed)
         Sender.one(node, call, peer, self._actor, rank, self._envelope(body.layout, call.call_id, WANTS_ANSWER), body)
         return call
 

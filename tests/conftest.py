@@ -113,11 +113,13 @@ def start_script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sta
     It can import what stands beside the test's module.
     """
     scripts: list[Script] = []
+    found = [str(request.path.parent), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(folder for folder in found if folder)
 
     def start(source: str, *args: object, env: dict[str, str] | None = None) -> Script:
-        path = tmp_path / f"script{len(scripts)}.py"
-        path.write_text(textwrap.dedent(source))
-        scripts.append(Script(path, tuple(map(str, args)), {"PYTHONPATH": str(request.path.parent), **(env or {})}))
+        file = tmp_path / f"script{len(scripts)}.py"
+        file.write_text(textwrap.dedent(source))
+        scripts.append(Script(file, tuple(map(str, args)), {"PYTHONPATH": path, **(env or {})}))
         return scripts[-1]
 
     yield start

@@ -274,7 +274,7 @@ def test_answers_given_before_a_death_are_not_lost(spawn: Spawn) -> None:
 
 def test_an_actor_learns_that_the_rank_it_waits_for_is_dead(site: Any) -> None:
     procs = site.spawn_procs(2)
-    waiting = procs.slice(gpus=0).spawn("waiting", Player).slice(gpus=0)
+    waiting = procs.slice(gpus=0).spawn("waiting", Player)
     dying = procs.spawn("dying", Faulty).slice(gpus=1)
     got = caught(waiting.apply.call_one(wait_for_death, dying))
     assert isinstance(got, ActorDied) and "SIGKILL" in str(got)
@@ -622,8 +622,8 @@ print(new.echo.call("spawned").get(timeout=20).values()[-1])
 
 def test_calls_of_a_process_that_is_gone_are_dropped_quietly(site: Any) -> None:
     procs = site.spawn_procs(2)
-    caller = procs.slice(gpus=0).spawn("caller", Player).slice(gpus=0)
-    mixed = procs.slice(gpus=1).spawn("mixed", Mixed).slice(gpus=0)
+    caller = procs.slice(gpus=0).spawn("caller", Player)
+    mixed = procs.slice(gpus=1).spawn("mixed", Mixed)
     pid = caller.pid.call_one().get(timeout=WAIT)
     port, receiver = Channel.open()
     pending = caller.apply.call_one(hold, mixed, port)
