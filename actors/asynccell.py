@@ -84,14 +84,15 @@ class _AsyncHome:
         """Start what can be started: the next message, or the concurrent ones while an async endpoint holds the actor."""
         self.scheduled = False
         cell = self.cell
-        self.run_urgent()
         for _ in range(BURST):
-            if self.stopping or (cell.queue.empty() and (self.busy or not cell.backlog)):
+            self.run_urgent()
+            busy = self.busy or cell.supervising
+            if self.stopping or (cell.queue.empty() and (busy or not cell.backlog)):
                 return
-            message = cell.backlog.popleft() if cell.backlog and not self.busy else cell.queue.get_nowait()
+            message = cell.backlog.popleft() if cell.backlog and not busy else cell.queue.get_nowait()
             if message is None:
-                self.run_urgent()
-            elif self.busy and not self.is_concurrent(message):
+                continue
+            if busy and not self.is_concurrent(message):
                 cell.backlog.append(message)
             elif message is _STOP:
                 self.stopping = True
@@ -204,8 +205,12 @@ def supervise_async(cell: Cell, hook: Any, failure: MeshFailure, answer: Callabl
         except Exception as error:  # noqa: BLE001 - a hook that raises has not handled it
             answer(False, error)
             return
+        finally:
+            cell.supervising -= 1
+            cell._wake()
         answer(handled, None)
 
+    cell.supervising += 1
     asyncio.get_event_loop().create_task(ask())
 
 

@@ -173,20 +173,20 @@ class OneCall(_Call):
     def lost(self, peer: Peer, error: Exception) -> None:
         if peer is self.peers[0]:
             self._unregister()
-            self._fail(about_call(error, self.about))
+            self._fail(about_call(error, self.about, self.rank))
 
     def _decode(self, raw: Any) -> Any:
         return decode_answer(*raw)
 
 
-def about_call(error: Exception, about: str) -> Exception:
+def about_call(error: Exception, about: str, rank: int) -> Exception:
     """The error of one call: the failure's own, said of this call, so that each has a traceback of its own."""
     if not isinstance(error, MeshFailure):
         return error
     copy = type(error)(
         f"{about}: {error.args[0]}" if about else error.args[0],
         mesh_name=error.mesh_name,
-        crashed_ranks=error.crashed_ranks,
+        crashed_ranks=error.crashed_ranks or (rank,),
         cause=error.cause,
         report=error.exit_report,
     )
@@ -272,7 +272,7 @@ class MeshCall(_Call):
         for rank in sorted(self.errors):
             known = self.errors[rank]
             if known is not None:
-                failures.append((rank, about_call(known, f"{self.about} at rank {rank}")))
+                failures.append((rank, about_call(known, f"{self.about} at rank {rank}", rank)))
                 continue
             try:
                 decode_answer(*self.answers[rank])
@@ -343,7 +343,7 @@ class StreamCall(_Call):
     def rank_lost(self, rank: int, error: Exception) -> None:
         """A rank will never answer."""
         if rank not in self.gone:
-            self._arrived(rank, lambda future: future.set_exception(about_call(error, f"{self.about} at rank {rank}")))
+            self._arrived(rank, lambda future: future.set_exception(about_call(error, f"{self.about} at rank {rank}", rank)))
 
     def _arrived(self, rank: int, complete: Callable[[RankFuture], object]) -> None:
         self.gone.add(rank)

@@ -61,6 +61,7 @@ class Cell:
         self.endpoints: dict[str, EndpointInfo] = {}
         self.waiting: dict[tuple[int, int], Message] = {}  # by (caller, call): queued or running
         self.owned: list[Any] = []  # meshes this actor spawned
+        self.supervising = 0  # async hooks that run: messages wait for them
         self.ended = threading.Event()
         self._on_end: list[Callable[[], object]] = []
         self.handled = self.failed = 0
@@ -143,6 +144,9 @@ class Cell:
             message = get()
             while self.urgent:
                 self.urgent.popleft()()
+            if self.state == FAILED:
+                self.backlog.append(message)  # to be refused
+                break
             if message is None:
                 continue
             if message is _STOP:

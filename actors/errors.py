@@ -212,7 +212,7 @@ def _joint_type(kind: type[BaseException]) -> type[ActorError]:
 
 
 def _reduce_joint(self: ActorError) -> Any:
-    state = {k: v for k, v in self.__dict__.items() if k not in ("original", "__notes__")}
+    state = {k: v for k, v in self.__dict__.items() if k != "original"}
     return _rebuild_joint, (self.original, state)
 
 
@@ -228,7 +228,10 @@ def join(original: BaseException) -> ActorError:
     try:
         error = kind.__new__(kind, *original.args)
     except TypeError:
-        error = ActorError.__new__(ActorError)
+        try:  # MemoryError's own makes no subclass, though one may be made
+            error = Exception.__new__(kind, *original.args)
+        except TypeError:
+            error = ActorError.__new__(ActorError)
     try:
         error.args = original.args
     except (TypeError, AttributeError):
@@ -260,6 +263,9 @@ def from_record(record: dict[str, Any], rank: int, original: BaseException | Non
     """Build the exception to raise at the caller; `original` is None when it did not pickle."""
     if original is None:
         original = RemoteException(f"{record['type']}: {record['text']}")
+    if isinstance(original, ActorError):  # from an actor that this one called: it keeps where it began
+        original.add_note(f"passed on by {record['actor']}.{record['endpoint']} on {record['host']} (pid {record['pid']})")
+        return original
     error = join(original)
     error.remote_traceback = record["traceback"]
     error.actor, error.endpoint = record["actor"], record["endpoint"]

@@ -86,6 +86,7 @@ class Routing:
                     return
             except (DialError, AddressError) as error:
                 why = str(error)
+                self._watch(peer)  # its agent knows if it has ended
             if loop.time() - peer.silent_since > LINK_TIMEOUT:
                 text = f"{peer.name} could not be reached for {LINK_TIMEOUT:g} s ({why}); it may live, and what it was asked may have run"
                 error = Unreachable(text, mesh_name=peer.name)

@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .errors import ActorDied, ActorStopped, MeshFailure
@@ -242,8 +243,14 @@ def death_sentence(report: Ended) -> str:
     """The exit report in one sentence, with the last lines of the process's output."""
     text = report.sentence()
     if report.stderr_tail:
-        text += "; its last output:\n    " + "\n    ".join(report.stderr_tail[-8:])
+        text += "; its last output:\n    " + "\n    ".join(telling_lines(report.stderr_tail))
     return text
+
+
+def telling_lines(tail: Sequence[str], most: int = 8) -> Sequence[str]:
+    """The last lines of a process's output, or the first of its crash: there the innermost frame stands on top."""
+    crashes = [i for i, line in enumerate(tail) if line.startswith("Fatal Python error")]
+    return tail[crashes[-1] : crashes[-1] + most] if crashes else tail[-most:]
 
 
 def default_fault_hook(failure: MeshFailure) -> None:

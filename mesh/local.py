@@ -31,7 +31,7 @@ from ..actors.peer import Peer
 from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import Runtime, current_runtime, set_runtime
 from .homes import Homes
-from .hostmesh import HostMesh, HostRef
+from .hostmesh import HostMesh, HostRef, default_preload, import_path
 from .identity import identity_of
 from .launch import on_user_fork
 from .life import watch_exits
@@ -114,6 +114,7 @@ class Controller:
         config = {
             "secret": self.secret, "proc_id": agent_id, "node_id": node_id, "name": name, "host": host or socket.gethostname(),
             "run_dir": run_dir, "listen": listen, "parent": os.getpid(), "log_dir": os.environ.get("ROOST_LOG_DIR"),
+            "preload": default_preload(), "sys_path": import_path(),
         }  # fmt: skip
         future = self.io.submit(_popen(msgpack.packb(config)))
         process = future.result(START_TIMEOUT)

@@ -13,14 +13,17 @@ from typing import Any, TypeVar
 
 from .readers import Readers
 
+try:
+    import uvloop
+except ImportError:  # there is none for this platform
+    uvloop = None
+
 T = TypeVar("T")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A uvloop loop where uvloop is installed, else asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
+    if uvloop is None:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop

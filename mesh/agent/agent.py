@@ -95,14 +95,15 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self.over.set)
         self.output.start()
-        warm = loop.create_task(self._warm_quietly(ZygoteKey(preload=("roost.mesh.worker",))))
+        warm = loop.create_task(self._warm_quietly())
         await self.over.wait()
         warm.cancel()
         await self.close()
 
-    async def _warm_quietly(self, key: ZygoteKey) -> None:
+    async def _warm_quietly(self) -> None:
+        """Have the zygote that the controller will most likely want, before it asks."""
         try:
-            await self.launcher.warm(key)
+            await self.launcher.warm(self._key(self.config["preload"], {}, self.config["sys_path"]))
         except Exception as error:  # noqa: BLE001 - it is started again, and judged, when it is needed
             logger.info("the zygote was not started ahead: %s", error)
 
@@ -197,11 +198,15 @@ class Agent:
     async def warm(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """[preload, env, sys_path]: have a zygote ready that has imported these modules."""
         preload, env, sys_path = arguments
-        probe = ProcSpec(
-            proc_id=0, name="", entry=WORKER_ENTRY, payload=b"", output="", preload=("roost.mesh.worker", *preload), env=env,
-            sys_path=tuple(sys_path),
+        return list(await self.launcher.warm(self._key(preload, env, sys_path)))
+
+    def _key(self, preload: list[str], env: dict[str, str | None], sys_path: list[str]) -> ZygoteKey:
+        return zygote_key(
+            ProcSpec(
+                proc_id=0, name="", entry=WORKER_ENTRY, payload=b"", output="", preload=("roost.mesh.worker", *preload), env=env,
+                sys_path=tuple(sys_path),
+            )
         )  # fmt: skip
-        return list(await self.launcher.warm(zygote_key(probe)))
 
     async def stop(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """[processes, reason, seconds, ask]: ask them to end, then make them; the answer is how each ended.

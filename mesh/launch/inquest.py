@@ -12,7 +12,7 @@ from .reaper import Watch
 from .report import ExitReport
 from .spec import Launched, ProcSpec
 
-_TAIL_LINES = 20
+_TAIL_LINES = 40  # a crash in a worker prints about 25
 
 
 @dataclass(slots=True)

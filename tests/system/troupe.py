@@ -436,7 +436,7 @@ class Spawner(Actor):
 
     @endpoint
     def look_at(self, mesh: Any) -> str:
-        """What somebody else in the owner's process learns of the mesh; it waits for the answer."""
+        """What somebody else in the owner's process learns of the mesh."""
         return type(mesh.sleep.call(30).exception(timeout=30)).__name__
 
     @endpoint

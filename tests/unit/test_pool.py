@@ -257,7 +257,9 @@ def test_a_bound_below_the_message_refuses_it_and_gives_up_nothing_in_use():
 
 def test_no_segment_is_made_that_the_machine_has_no_room_for(monkeypatch):
     monkeypatch.setattr(pool, "headroom", lambda: 3 * MiB)
-    assert Pool()._limit == 3 * MiB // 2
+    unbound = Pool()
+    assert unbound.take(MiB) is not None and unbound.statistics().limit_bytes == 3 * MiB // 2
+    unbound.close()
     tight = Pool(64 * MiB)
     assert tight.take(2 * MiB) is None
     assert tight.take(MiB) is not None
