@@ -111,14 +111,31 @@ class _Call(Future[Any]):
 
     def _hold(self, failure: Any) -> None:
         """This future will raise a failure: whoever asks for its value has then heard of it."""
-        if failure is not None and self._failure is None and not self.done():
-            self._failure = failure
+        if failure is not None and not self.done():
+            self._failure = failure if self._failure is None else _Both(self._failure, failure)
             failure.hold()
 
     def _hold_gone(self, peer: Peer, fields: list[Any]) -> None:
         """The answer says that the actor is gone."""
         if isinstance(fields[5], dict) and fields[5].get("gone"):
             self._hold(self.node.failure_of(fields[2], peer.proc_id))
+
+
+class _Both:
+    """Two failures that one future will raise together."""
+
+    __slots__ = ("_failures",)
+
+    def __init__(self, *failures: Any) -> None:
+        self._failures = failures
+
+    def delivered(self) -> None:
+        for failure in self._failures:
+            failure.delivered()
+
+    def dropped(self) -> None:
+        for failure in self._failures:
+            failure.dropped()
 
 
 class OneCall(_Call):

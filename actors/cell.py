@@ -61,6 +61,7 @@ class Cell:
         self.endpoints: dict[str, EndpointInfo] = {}
         self.waiting: dict[tuple[int, int], Message] = {}  # by (caller, call): queued or running
         self.owned: list[Any] = []  # meshes this actor spawned
+        self.deferred: set[Peer] = set()  # who has answers that may still wait for others
         self.supervising = 0  # async hooks that run: messages wait for them
         self.ended = threading.Event()
         self._on_end: list[Callable[[], object]] = []
@@ -202,6 +203,8 @@ class Cell:
         info = self.take(message)
         if info is None:
             return
+        if self.deferred and info.seconds >= QUICK:
+            self.send_deferred()  # whatever this endpoint does to the process, what was answered has left
         message.running = True
         enter(message)
         begin = time.perf_counter()
@@ -234,24 +237,31 @@ class Cell:
         packed = pack_for((peer.proc_id,), value, "return value")
         if self.waiting.pop((peer.proc_id, message.call_id), None) is None:
             return
+        defer = info.seconds < QUICK and not self.queue.empty()
+        if defer:
+            self.deferred.add(peer)
         if not packed.buffers and not packed.definitions and len(packed.data) <= SMALL_FRAME:
             messages, nbytes = peer.granting_for(self.actor_id).told()
             envelope = f.packb((None, message.call_id, self.actor_id, messages, nbytes))
             try:
-                self.node.post_small(
-                    peer, f.REPLY, envelope, packed.data, message.rank, info.seconds < QUICK and not self.queue.empty()
-                )
+                self.node.post_small(peer, f.REPLY, envelope, packed.data, message.rank, defer)
             except MeshFailure as error:
                 logger.debug("the caller of %s.%s is gone: %s", self.name, message.method, error)
             return
         body = body_for(self.node, packed, (peer,)) if packed.buffers else bodies.inline(packed)
         messages, nbytes = peer.granting_for(self.actor_id).told()
         envelope = f.packb([body.layout, message.call_id, self.actor_id, messages, nbytes])
-        defer = info.seconds < QUICK and not self.queue.empty()
         try:
             self.node.post(peer, f.REPLY, envelope, body, rank=message.rank, defer=defer)
         except MeshFailure as error:
             logger.debug("the caller of %s.%s is gone: %s", self.name, message.method, error)
+
+    def send_deferred(self) -> None:
+        """Send the answers that were gathered."""
+        while self.deferred:
+            link = self.deferred.pop().link
+            if link is not None:
+                link.flush()
 
     def answer_error(self, message: Message, error: BaseException, **more: Any) -> None:
         """Send a failure."""

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from grpo_parts.buffer import ReplayBuffer
+from grpo_parts.checkpoint import History, load_checkpoint, save_checkpoint, summarize
 from grpo_parts.config import RunConfig
 from grpo_parts.grpo import Metrics
 from grpo_parts.plot import plot_run
@@ -37,6 +38,7 @@ from roost import Channel, SupervisionError, this_host
 from roost.rdma.collectives import init_process_group
 
 SAVE_EVERY = 50  # steps between checkpoints
+PRELOAD = ("torch", "torch.distributed", "numpy")  # imported once a host, shared by all processes
 
 
 class Run:
@@ -49,9 +51,7 @@ class Run:
         self.buffer = ReplayBuffer(config.prompts, config.max_staleness)
         self.version = 0
         self.changed = asyncio.Condition()  # the buffer or the version has
-        self.records: list[StepRecord] = []
-        self.evaluations: list[Evaluation] = []
-        self.events: list[Event] = []
+        self.history = History()
         self.pull_ms = 0.0
         self.pids: dict[int, int] = {}
         self.idle = {"trainer": 0.0, "generators": 0.0}
@@ -186,7 +186,7 @@ class Run:
             loss=metrics.loss, entropy=metrics.entropy, clip_fraction=metrics.clip_fraction, kl=metrics.kl_behaviour,
             dropped=self.buffer.statistics().dropped,
         )  # fmt: skip
-        self.records.append(record)
+        self.history.records.append(record)
         self.view.step(record)
         with (self.out / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
@@ -194,43 +194,27 @@ class Run:
     def event(self, text: str) -> None:
         """A line worth reading."""
         event = Event(self.version, text)
-        self.events.append(event)
+        self.history.events.append(event)
         self.view.event(event)
 
     async def evaluate(self) -> float:
         """Greedy accuracy on held-out prompts, now."""
         accuracy = await self.trainers.flatten("rank").slice(rank=0).evaluate.call_one()
         evaluation = Evaluation(self.version, accuracy)
-        self.evaluations.append(evaluation)
+        self.history.evaluations.append(evaluation)
         self.view.evaluation(evaluation)
         return float(accuracy)
 
     async def save(self) -> None:
         """Everything that a run needs to go on: weights, optimizer, buffer, data cursor, history."""
         trainer = await self.trainers.flatten("rank").slice(rank=0).save.call_one()
-        state = {
-            "trainer": trainer, "buffer": self.buffer.state_dict(), "cursor": self.cursor.state_dict(), "version": self.version,
-            "records": [asdict(r) for r in self.records], "evaluations": [asdict(e) for e in self.evaluations],
-            "events": [asdict(e) for e in self.events], "seed": self.config.seed,
-        }  # fmt: skip
-        temporary = self.out / "checkpoint.tmp"
-        torch.save(state, temporary)
-        temporary.replace(self.out / "checkpoint.pt")
+        save_checkpoint(self.out, trainer, self.version, self.buffer, self.cursor, self.history)
 
     async def load(self) -> None:
         """Go on from the checkpoint in the output folder."""
-        state = torch.load(self.out / "checkpoint.pt", weights_only=True)
-        await self.trainers.load.call(state["trainer"])
-        self.buffer.load_state_dict(state["buffer"])
-        self.cursor.load_state_dict(state["cursor"])
-        self.cursor.requeue(self.buffer.returned())
-        self.version = state["version"]
-        self.records = [StepRecord(**r) for r in state["records"]]
-        self.evaluations = [Evaluation(**e) for e in state["evaluations"]]
-        self.events = [Event(**e) for e in state["events"]]
-        self.seconds_before = self.records[-1].seconds if self.records else 0.0
-        lines = [json.dumps(asdict(record)) + "\n" for record in self.records]
-        (self.out / "metrics.jsonl").write_text("".join(lines))
+        trainer, self.version = load_checkpoint(self.out, self.buffer, self.cursor, self.history)
+        await self.trainers.load.call(trainer)
+        self.seconds_before = self.history.seconds
         self.event(f"resumed at step {self.version}")
 
     async def whole(self) -> dict[str, Any]:
@@ -241,7 +225,7 @@ class Run:
         else:
             await self.warm_up()
         self.source = (await self.trainers.publish.call()).get(0)
-        if not self.evaluations:
+        if not self.history.evaluations:
             await self.evaluate()
         async with asyncio.TaskGroup() as loops:
             for index in range(self.args.ranks):
@@ -249,23 +233,8 @@ class Run:
             loops.create_task(self.train())
         await self.evaluate()
         await self.save()
-        return self.summary()
-
-    def summary(self) -> dict[str, Any]:
-        """What came of it."""
-        first, last = self.records[:10], self.records[-20:]
-        return {
-            "steps": self.version, "seconds": round(self.seconds_before + time.perf_counter() - self.begin, 1),
-            "reward_first": round(sum(r.reward for r in first) / len(first), 3),
-            "reward_last": round(sum(r.reward for r in last) / len(last), 3),
-            "greedy_before": self.evaluations[0].accuracy, "greedy_after": self.evaluations[-1].accuracy,
-            "staleness": round(sum(r.staleness for r in self.records) / len(self.records), 2),
-            "pull_ms": round(sorted(r.pull_ms for r in self.records)[len(self.records) // 2], 2),
-            **{k: v for k, v in asdict(self.buffer.statistics()).items() if k in ("consumed", "dropped", "requeued")},
-        }  # fmt: skip
-
-
-PRELOAD = ("torch", "torch.distributed", "numpy")
+        seconds = self.seconds_before + time.perf_counter() - self.begin
+        return summarize(self.history, self.version, seconds, self.buffer)
 
 
 def parse() -> argparse.Namespace:
@@ -314,8 +283,8 @@ def main() -> None:
         try:
             summary = asyncio.run(run.whole())
         finally:
-            if run.records:
-                plot_run(run.records, run.evaluations, args.out / "reward.png", run.events)
+            if run.history.records:
+                plot_run(*run.history.shown(), args.out / "reward.png", run.history.events, title=f"GRPO on {task.describe()}")
             roost.shutdown()
     (args.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(

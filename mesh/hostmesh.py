@@ -16,7 +16,7 @@ from ..actors.future import Future
 from ..actors.node import Node
 from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import current_runtime
-from ..actors.supervision import Owned
+from ..actors.supervision import Failure, Owned
 from ..actors.wire import pickling
 from ..actors.wire.definitions import DEFINITIONS
 from .actormesh import running_node
@@ -193,16 +193,33 @@ def spawn_on(
         peer.watched = True  # the agent tells whoever asked for a process
         peer.routing = near  # it will link to us; elsewhere its agent relays, and holds until it is there
     future = request(node, agent_peer(node, refs[0]), "spawn", common, members, body=body)
+    news = _News()
 
     def answered() -> None:
-        node.io.call(_settle, node, refs, future, near)
+        node.io.call(_settle, node, refs, future, near, news)
 
     if not future._when_done(answered):
         answered()
-    return all_of([future], make=lambda values: _check(values[0]))
+    return all_of([future], make=lambda values: _check(values[0], news))
 
 
-def _settle(node: Node, refs: list[ProcRef], future: Future[Any], near: bool) -> None:
+class _News:
+    """Whether somebody has heard from `initialized` what did not start, and what has become of it."""
+
+    __slots__ = ("failures", "heard")
+
+    def __init__(self) -> None:
+        self.heard = False
+        self.failures: list[Failure] = []
+
+    def settle(self) -> None:
+        """What was raised is handled; called when either has changed."""
+        if self.heard:
+            for failure in self.failures:
+                failure.delivered()
+
+
+def _settle(node: Node, refs: list[ProcRef], future: Future[Any], near: bool, news: _News) -> None:
     """The agent has answered: give up those that did not start, find a route to those that did not link to us."""
     try:
         results = future._result()
@@ -215,14 +232,19 @@ def _settle(node: Node, refs: list[ProcRef], future: Future[Any], near: bool) ->
             runtime = current_runtime()
             if runtime is not None and peer.dead is None:
                 runtime.supervisor._fail_owners(ref.proc_id, died)
+                if hasattr(died, "_roost_failure"):
+                    news.failures.append(died._roost_failure)
             node.bury(peer, died)
         elif near and peer.link is None and peer.dead is None:
             node.routing.begin(peer)
+    news.settle()
 
 
-def _check(results: list[str | None]) -> None:
+def _check(results: list[str | None], news: _News) -> None:
     wrong = [reason for reason in results if reason is not None]
     if wrong:
+        news.heard = True
+        news.settle()
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise ActorDied(wrong[0] + more)
 

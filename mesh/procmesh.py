@@ -29,7 +29,7 @@ STOP_GRACE = 3.0  # seconds for `__cleanup__` and the last messages before a pro
 class Processes:
     """What all slices of one process mesh share."""
 
-    __slots__ = ("name", "owned", "refs", "services", "started", "stopped", "stopping")
+    __slots__ = ("members", "name", "owned", "refs", "services", "started", "stopped", "stopping")
 
     def __init__(self, name: str, refs: Sequence[ProcRef]) -> None:
         self.name = name
@@ -38,6 +38,7 @@ class Processes:
         self.stopped = ""
         self.stopping: Future[None] | None = None
         self.owned: Owned | None = None
+        self.members: list[Members] = []  # of the actor meshes that were spawned on them here
         self.services: dict[Any, Any] = {}  # meshes of helper actors, by what they are for
 
     def __reduce__(self) -> Any:
@@ -115,6 +116,7 @@ class ProcMesh(MeshTrait):
         refs = self._members()
         shape = self.extent.region
         members = Members(name, new_id(), Class, refs)
+        processes.members.append(members)
         owner = current_owner(node.proc_id)
         runtime = current_runtime()
         if runtime is not None:
@@ -147,6 +149,8 @@ class ProcMesh(MeshTrait):
         processes = self._processes
         if processes.stopping is None:
             processes.stopped = reason
+            for members in processes.members:
+                members.stopped = members.stopped or reason
             if processes.owned is not None:
                 processes.owned.stopping = reason
             processes.stopping = stop_processes(running_node(), processes.refs, reason)

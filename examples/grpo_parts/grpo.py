@@ -12,7 +12,7 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class Batch:
     mask: Tensor  # [B, T] bool
     behaviour: Tensor  # [B, T] f32, log-probabilities under the sampling policy
     advantages: Tensor  # [B] f32
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,7 @@ def train_step(
 
     With `reduce`, every rank calls this for the same step and ends with the same weights.
     """
-    batch = collate(groups)
+    batch = collate(groups).to(model.device)
     logprobs, entropy = token_logprobs(model, batch, config.temperature)
     held = None
     if reference is not None and config.kl_coef:

@@ -100,6 +100,11 @@ class Transformer(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.head.weight.device
+
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """Logits of all columns. `real` [B, T] bool says which tokens are no pads (default: != PAD)."""
         x, mask, _ = self._start(tokens, real)
@@ -140,7 +145,7 @@ class Transformer(nn.Module):
         if length > self.config.context:
             raise ValueError(f"a row of {length} tokens, but the context is {self.config.context}")
         position = (real.cumsum(1) - 1).clamp_(min=0)
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         # A pad sees itself, or its softmax over nothing would be NaN.
-        mask = (causal & real[:, None, :]) | torch.eye(length, dtype=torch.bool)
+        mask = (causal & real[:, None, :]) | torch.eye(length, dtype=torch.bool, device=tokens.device)
         return self.embed(tokens) + self.place(position), mask[:, None], real

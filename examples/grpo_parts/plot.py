@@ -28,7 +28,7 @@ def plot_run(
     evaluations: Sequence[Evaluation],
     path: Path | str,
     events: Sequence[Event] = (),
-    title: str = "GRPO on sums of two digits",
+    title: str = "GRPO",
 ) -> None:
     """Write the PNG `path`: reward (raw and smoothed) and accuracy above, staleness below."""
     import matplotlib

@@ -49,14 +49,14 @@ def sample(
 ) -> Samples:
     """Sample `group` completions for each prompt at `temperature`; 0 takes the likeliest token.
 
-    The log-probabilities are those of the distribution sampled from, log_softmax(logits / temperature)
+    What comes back is on the CPU, whatever the model's device. The log-probabilities are those of the distribution sampled from, log_softmax(logits / temperature)
     (of the plain logits when greedy). T is the longest completion, at most `max_new_tokens`; a row that
     reaches it has no EOS.
     """
-    padded = pad_left(prompts)
+    padded = pad_left(prompts).to(model.device)
     logits, cache = model.prefill(padded, max_new_tokens)
     logits, cache = logits.repeat_interleave(group, 0), cache.repeat(group)
-    alive = torch.ones(len(logits), dtype=torch.bool)
+    alive = torch.ones(len(logits), dtype=torch.bool, device=model.device)
     tokens, masks, logprobs = [], [], []
     for column in range(max_new_tokens):
         distribution = torch.log_softmax(logits / (temperature or 1.0), -1)
@@ -72,12 +72,12 @@ def sample(
         if column + 1 == max_new_tokens or not alive.any():
             break
         logits = model.step(token, cache)
-    stacked = torch.stack(tokens, 1)
+    stacked = torch.stack(tokens, 1).cpu()
     return Samples(
-        padded.repeat_interleave(group, 0),
+        padded.repeat_interleave(group, 0).cpu(),
         stacked,
-        torch.stack(masks, 1),
-        torch.stack(logprobs, 1),
+        torch.stack(masks, 1).cpu(),
+        torch.stack(logprobs, 1).cpu(),
         [decode(row) for row in stacked.tolist()],
     )
 

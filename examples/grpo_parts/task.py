@@ -49,6 +49,11 @@ class TaskConfig:
     pool: int = 20_000  # sums drawn from the dataset, with repetitions
     held_out: float = 0.2  # part of the *different* prompts that is kept for evaluation
 
+    def describe(self) -> str:
+        """In words: "sums of 2 numbers of one digit"."""
+        digits = "one digit" if self.max_digits == 1 else f"up to {self.max_digits} digits"
+        return f"sums of {self.num_terms} numbers of {digits}"
+
     @property
     def prompt_chars(self) -> int:
         """Length of the longest prompt: terms, " + " between them and " =" behind."""

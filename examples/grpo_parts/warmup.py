@@ -54,7 +54,7 @@ def warm_up(
         chosen = rng.choices(items, k=config.warmup_batch)
         prompts, answers = supervised_batch(chosen, config.warmup_noise, rng)
         total = int((answers != PAD).sum())
-        prompts, answers = prompts[rank::world_size], answers[rank::world_size]
+        prompts, answers = (part[rank::world_size].to(model.device) for part in (prompts, answers))
         logits = model(torch.cat([prompts, answers], 1)[:, :-1])[:, prompts.shape[1] - 1 :]
         losses = F.cross_entropy(logits.flatten(0, 1), answers.flatten(), ignore_index=PAD, reduction="sum")
         (losses / total).backward()

@@ -33,6 +33,13 @@ def make_model(config: RunConfig, device: str) -> Transformer:
     return Transformer(config.model).to(device)
 
 
+def staged_all_reduce(tensor: torch.Tensor) -> None:
+    """Sum over ranks that share one GPU: gloo adds on the CPU."""
+    staged = tensor.cpu()
+    dist.all_reduce(staged)
+    tensor.copy_(staged)
+
+
 class Trainer(Actor):
     """One data-parallel rank of the policy. Rank 0 publishes the weights after each step."""
 
@@ -65,7 +72,9 @@ class Trainer(Actor):
             self.reference.load_state_dict(self.model.state_dict())
 
     def _reduce(self) -> Any:
-        return dist.all_reduce if self.world > 1 else None
+        if self.world == 1:
+            return None
+        return dist.all_reduce if dist.get_backend() == "nccl" or self.device == "cpu" else staged_all_reduce
 
     @endpoint
     def publish(self) -> WeightSource | None:
