@@ -19,7 +19,6 @@ from .context import Message, enter
 from .endpoint import EndpointInfo
 from .errors import MeshFailure
 from .link.io import new_event_loop
-from .wire import pickling
 
 logger = logging.getLogger("roost.actors")
 
@@ -145,8 +144,7 @@ class _AsyncHome:
         enter(message)
         begin = time.perf_counter()
         try:
-            args, kwargs = pickling.unpack(message.data, message.buffers)  # type: ignore[misc]
-            message.drop()
+            args, kwargs = message.arguments()
             if info.explicit_port:
                 args = (message.port(), *args)
             value = await info.function(cell.instance, *args, **kwargs)

@@ -11,7 +11,7 @@ import itertools
 import time
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from . import bodies
 from .errors import ActorError, Busy, MeshFailure, RoostError, from_portable, from_record
@@ -35,7 +35,7 @@ def decode_answer(kind: int, rank: int, fields: list[Any], data: Any, buffers: l
     original = None
     if len(data):
         try:
-            original, cause = map(from_portable, pickling.unpack(data, buffers))  # type: ignore[arg-type]
+            original, cause = (from_portable(part) for part in cast(tuple[Any, Any], pickling.unpack(data, buffers)))
             if original is not None and cause is not None:
                 original.__cause__ = cause
         except Exception as error:  # noqa: BLE001 - a user's exception may fail to unpickle in any way

@@ -209,8 +209,7 @@ class Cell:
         enter(message)
         begin = time.perf_counter()
         try:
-            args, kwargs = pickling.unpack(message.data, message.buffers)  # type: ignore[misc]
-            message.drop()
+            args, kwargs = message.arguments()
             if info.explicit_port:
                 args = (message.port(), *args)
             value = info.function(self.instance, *args, **kwargs)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .refs import ROOT_ACTOR, ActorId
+from .wire import pickling
 
 if TYPE_CHECKING:
     from ..mesh.shape import Point
@@ -46,10 +47,11 @@ class Message:
     def key(self) -> tuple[int, int]:
         return self.peer.proc_id, self.call_id
 
-    def drop(self) -> None:
-        """Forget the arguments' bytes, so that their memory goes with the arguments themselves."""
-        self.data = b""
-        self.buffers = []
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Unpickle the arguments; their bytes are forgotten, so that their memory goes with the arguments themselves."""
+        args, kwargs = cast(tuple[tuple[Any, ...], dict[str, Any]], pickling.unpack(self.data, self.buffers))
+        self.data, self.buffers = b"", []
+        return args, kwargs
 
     def port(self) -> Port[Any]:
         """Where an endpoint with an explicit response port sends its answer."""

@@ -39,7 +39,7 @@ class EndpointDefinition(Generic[P, R]):
         self.concurrent = concurrent
         self.explicit_response_port = explicit_response_port
         self.name = function.__name__
-        update_wrapper(self, function)
+        update_wrapper(self, function)  # type: ignore[arg-type]
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters:
             raise TypeError(f"endpoint {function.__qualname__} takes no `self`")

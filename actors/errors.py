@@ -213,11 +213,11 @@ def _joint_type(kind: type[BaseException]) -> type[ActorError]:
 
 def _reduce_joint(self: ActorError) -> Any:
     state = {k: v for k, v in self.__dict__.items() if k != "original"}
-    return _rebuild_joint, (self.original, state)
+    return _rebuild_joint, (portable(self.original), state)
 
 
-def _rebuild_joint(original: BaseException, state: dict[str, Any]) -> ActorError:
-    error = join(original)
+def _rebuild_joint(original: Any, state: dict[str, Any]) -> ActorError:
+    error = join(from_portable(original) or RemoteException())
     error.__dict__.update(state)
     return error
 

@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import bodies
-from .bodies import CAST_THRESHOLD
 from .errors import Unreachable
 from .link.address import AddressError, parse
 from .link.gate import DialError
@@ -24,6 +23,7 @@ from .peer import Kept, Peer
 from .wire import frame as f
 from .wire.delivery import expand
 from .wire.pickling import Packed
+from .wire.pool import CAST as CAST_THRESHOLD
 from .wire.pool import Segment
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ class Routing:
                 self._watch(peer)  # its agent knows if it has ended
             if loop.time() - peer.silent_since > LINK_TIMEOUT:
                 text = f"{peer.name} could not be reached for {LINK_TIMEOUT:g} s ({why}); it may live, and what it was asked may have run"
-                error = Unreachable(text, mesh_name=peer.name)
-                self.node.on_unreachable(peer, error)
-                self.node.bury(peer, error)
+                lost = Unreachable(text, mesh_name=peer.name)
+                self.node.on_unreachable(peer, lost)
+                self.node.bury(peer, lost)
                 return
             await asyncio.sleep(pause)
             pause = min(pause * 2, BACKOFF[1])

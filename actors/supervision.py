@@ -11,10 +11,10 @@ Runs on the I/O thread; hooks run on the home thread of their actor, the fault h
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -258,7 +258,14 @@ def default_fault_hook(failure: MeshFailure) -> None:
     sys.stderr.write(f"Roost: a failure that nobody handled\n{failure.report()}\n")
     sys.stderr.flush()
     if not in_notebook():
-        _thread.interrupt_main()
+        interrupt_main()
+
+
+def interrupt_main() -> None:
+    """Ctrl-C, by a real signal: `_thread.interrupt_main` does not end a wait for a lock, such as `Future.get`."""
+    main = threading.main_thread().ident
+    if main is not None and callable(signal.getsignal(signal.SIGINT)):
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 def in_notebook() -> bool:

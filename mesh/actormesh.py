@@ -184,7 +184,8 @@ class MeshEndpoint(Generic[P, R]):
         return node, peers, pack_for([peer.proc_id for peer in chosen], (args, kwargs), "argument")
 
     def _envelope(self, layout: Any, call: int, flags: int) -> bytes:
-        return f.packb([layout, self._actor, self._name, call, flags, self._wire_shape, None])
+        envelope: bytes = f.packb([layout, self._actor, self._name, call, flags, self._wire_shape, None])
+        return envelope
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call the one actor of a mesh of one; ValueError for a larger mesh.

@@ -10,7 +10,7 @@ import asyncio
 import os
 import queue
 import threading
-from typing import Any
+from typing import Any, cast
 
 from ..actors.cell import Cell
 from ..actors.errors import ActorDied, failure_record
@@ -46,8 +46,7 @@ class Homes:
         started: asyncio.Future[bool] = node.io.loop.create_future()
 
         def make() -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-            cls, args, kwargs = pickling.unpack(data, buffers)  # type: ignore[misc]
-            return cls, args, kwargs
+            return cast(tuple[type, tuple[Any, ...], dict[str, Any]], pickling.unpack(data, buffers))
 
         def has_started(cell: Cell, error: BaseException | None) -> None:
             node.io.call(self._started, cell, error, started)

@@ -17,7 +17,7 @@ import os
 import socket
 import stat
 import sys
-from typing import Any
+from typing import Any, cast
 
 from ..actors.actor import Actor
 from ..actors.context import context
@@ -76,16 +76,16 @@ class ProcessGroups(Actor):
         return chosen
 
     def _store(self, address: str, port: int, rank: int, timeout: datetime.timedelta) -> Any:
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if rank == 0:
             assert self.listener is not None
             descriptor = self.listener.detach()
             self.listener = None
-            return dist.TCPStore(
+            return TCPStore(
                 address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor, multi_tenant=False
             )
-        return dist.TCPStore(address, port, None, False, timeout, wait_for_workers=False)
+        return TCPStore(address, port, None, False, timeout, wait_for_workers=False)
 
     @endpoint
     def leave(self) -> None:
@@ -174,7 +174,7 @@ def _actors(procs: ProcMesh) -> Any:
     kept = procs._processes.services
     key = ("process groups", procs._shape.ranks())
     if key not in kept:
-        kept[key] = procs.spawn("process_groups", ProcessGroups).flatten("rank")
+        kept[key] = cast(Any, procs.spawn("process_groups", ProcessGroups)).flatten("rank")
     return kept[key]
 
 

@@ -64,29 +64,34 @@ def _short(path: str):  # type: ignore[no-untyped-def]
 
 def listen(address: Address) -> tuple[socket.socket, Address]:
     """Bind and listen; gives the socket and the address that was really bound (port 0 is resolved)."""
-    if address.scheme == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _short(address.path) as path:
-            sock.bind(path)
-        os.chmod(address.path, 0o600)
-        bound = address
-    else:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address.host, address.port))
-        bound = Address("tcp", host=sock.getsockname()[0], port=sock.getsockname()[1])
-    sock.listen(LISTEN_BACKLOG)
+    sock = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
+        if address.scheme == "unix":
+            with _short(address.path) as path:
+                sock.bind(path)
+            os.chmod(address.path, 0o600)
+            bound = address
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address.host, address.port))
+            bound = Address("tcp", host=sock.getsockname()[0], port=sock.getsockname()[1])
+        sock.listen(LISTEN_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
     sock.setblocking(False)
     return sock, bound
 
 
+def _family(address: Address) -> socket.AddressFamily:
+    if address.scheme == "unix":
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in address.host else socket.AF_INET
+
+
 def open_socket(address: Address) -> socket.socket:
     """A non-blocking socket of the address's family, tuned, not yet connected."""
-    if address.scheme == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    else:
-        sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(_family(address), socket.SOCK_STREAM)
     sock.setblocking(False)
     tune(sock)
     return sock

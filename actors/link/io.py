@@ -6,6 +6,7 @@ uvloop where it is installed: it halves the software cost of a round trip (13 us
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future as ThreadFuture
@@ -13,20 +14,18 @@ from typing import Any, TypeVar
 
 from .readers import Readers
 
-try:
+_new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+with contextlib.suppress(ImportError):  # there is none for every platform
     import uvloop
-except ImportError:  # there is none for this platform
-    uvloop = None
+
+    _new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A uvloop loop where uvloop is installed, else asyncio's own."""
-    if uvloop is None:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
+    return _new_event_loop()
 
 
 class IoThread:

@@ -15,13 +15,13 @@ off to the end of the dispatch.
 
 from __future__ import annotations
 
-import _signal
 import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -52,6 +52,11 @@ class Readers:
     def fileno(self) -> int:
         """What the event loop watches."""
         return self._outer.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the process has left its job."""
+        return self._closed
 
     def add(self, fd: int, readable: Callable[[], None]) -> None:
         """Read a socket from now on; from any thread."""
@@ -110,7 +115,7 @@ class Readers:
                     _shielded(self._read, events)
                 else:
                     self._read(events)
-                if self._closed:
+                if self.closed:
                     return over()
             return True
         finally:
@@ -145,7 +150,7 @@ class Readers:
 
 # Ctrl-C
 
-_getsignal = _signal.getsignal  # signal.getsignal turns numbers into enums, for 4 us a call
+_getsignal = import_module("_signal").getsignal  # signal.getsignal turns numbers into enums, for 4 us a call
 _SIGINT = int(signal.SIGINT)
 
 _shield = False

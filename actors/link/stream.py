@@ -29,6 +29,7 @@ RECEIVE_BUFFER = 256 << 10
 COALESCE = 16  # deferred frames that leave in one system call
 IOV_MAX = 512
 MAX_DESCRIPTORS = 64
+CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC  # Python's own sockets have it, received descriptors do not by themselves
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 OnFrame = Callable[["Link", tuple[int, ...], Any, Any], None]
@@ -250,7 +251,7 @@ class Link:
                 return
             space = self._view[self._end :]
             if self._unix:
-                count, ancillary, _, _ = self._sock.recvmsg_into([space], _ANCILLARY)
+                count, ancillary, _, _ = self._sock.recvmsg_into([space], _ANCILLARY, CLOSE_ON_EXEC)
                 if ancillary:
                     self._take_descriptors(ancillary)
             else:
@@ -259,6 +260,9 @@ class Link:
             return
         except OSError as error:
             self.close(f"{type(error).__name__}: {error}")
+            return
+        except ProtocolError as error:
+            self.close(str(error))
             return
         if not count:
             self.close("the other end closed the connection")
@@ -323,7 +327,7 @@ class Link:
         assert view is not None and header is not None
         for _ in range(16):  # bounded, so that one large message does not starve the other links
             if self._unix:
-                count, ancillary, _, _ = self._sock.recvmsg_into([view[self._fill :]], _ANCILLARY)
+                count, ancillary, _, _ = self._sock.recvmsg_into([view[self._fill :]], _ANCILLARY, CLOSE_ON_EXEC)
                 if ancillary:
                     self._take_descriptors(ancillary)
             else:

@@ -53,7 +53,32 @@ _HOME = {
     "ProcessJob": "controller",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "Actor",
+    "ActorDied",
+    "ActorError",
+    "ActorMesh",
+    "Channel",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "ProcMesh",
+    "ProcessJob",
+    "RDMABuffer",
+    "SupervisionError",
+    "Unreachable",
+    "ValueMesh",
+    "context",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "shutdown",
+    "this_host",
+    "this_proc",
+]
 
 if TYPE_CHECKING:
     from .actors import (
@@ -66,11 +91,9 @@ if TYPE_CHECKING:
         Port,
         SupervisionError,
         Unreachable,
-        context,
-        current_rank,
-        current_size,
-        endpoint,
     )
+    from .actors.context import context, current_rank, current_size
+    from .actors.endpoint import endpoint
     from .controller import ProcessJob
     from .mesh import (
         ActorMesh,

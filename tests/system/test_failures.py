@@ -19,12 +19,12 @@ from troupe import SITE, AsyncOwner, Faulty, Mixed, Odd, Owner, Player, Spawner
 
 import roost.actors
 from roost.actors import ActorDied, ActorError, ActorStopped, CallTimeout, Channel, MeshFailure, SupervisionError, supervision
+from roost.actors.runtime import current_runtime
 
 WAIT = 20.0
 """Seconds: bound of every wait here; endpoints that must not be waited for sleep longer."""
 
 Spawn = Callable[..., Any]
-Faults = "queue.SimpleQueue[MeshFailure]"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,11 +38,18 @@ def reported() -> Iterator[queue.SimpleQueue[MeshFailure]]:
 
 @pytest.fixture
 def faults(reported: Any, monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[MeshFailure]:
-    """The same for one test, with a short grace."""
+    """The same for one test, with a short grace; what earlier tests left unseen is not told any more."""
     monkeypatch.setattr(supervision, "FAULT_GRACE", 0.1)
+    forget(reported)
+    return reported
+
+
+def forget(reported: queue.SimpleQueue[MeshFailure]) -> None:
+    runtime = current_runtime()
+    for failure in runtime.supervisor.held if runtime is not None else ():
+        failure.delivered()
     while not reported.empty():
         reported.get()
-    return reported
 
 
 def caught(future: Any) -> Any:
@@ -358,6 +365,28 @@ def test_a_failure_that_was_seen_is_not_reported(site: Any, faults: Any) -> None
     assert failure.mesh_name == "unseen" and faults.empty(), "the first had the same grace and would have come before"
 
 
+def test_one_call_that_tells_of_two_dead_ranks_has_told_of_both(site: Any, faults: Any) -> None:
+    procs = site.spawn_procs(2)
+    mesh = procs.spawn("seen", Faulty)
+    pids = mesh.pid.call().get(timeout=WAIT).values()
+    call = mesh.sleep.call(60)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    got = caught(call)
+    for rank in range(2):  # the second may have died after the window of the first
+        assert isinstance(caught(mesh.slice(gpus=rank).echo.call_one(1)), ActorDied)
+    assert "SIGKILL" in str(got)
+    site.spawn_procs(1).spawn("unseen", Faulty).fail.broadcast(ValueError("nobody looks"))
+    assert faults.get(timeout=WAIT).mesh_name == "unseen" and faults.empty()
+
+
+def test_what_initialized_has_told_is_not_reported(site: Any, faults: Any) -> None:
+    got = caught(site.spawn_procs(2, python="/no/such/python").initialized)
+    assert isinstance(got, ActorDied) and "'/no/such/python' is not found" in str(got)
+    site.spawn_procs(1).spawn("unseen", Faulty).fail.broadcast(ValueError("nobody looks"))
+    assert faults.get(timeout=WAIT).mesh_name == "unseen" and faults.empty()
+
+
 def test_a_dead_process_that_nobody_asks_is_reported_once_a_rank(site: Any, faults: Any) -> None:
     procs = site.spawn_procs(2)
     first, second = procs.spawn("first", Faulty), procs.spawn("second", Faulty)
@@ -373,8 +402,7 @@ def test_a_dead_process_that_nobody_asks_is_reported_once_a_rank(site: Any, faul
 
 def test_a_future_that_is_thrown_away_unseen_reports_at_once(spawn: Spawn, reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "FAULT_GRACE", 3600.0)
-    while not reported.empty():
-        reported.get()
+    forget(reported)
     one = spawn(Faulty, n=1).slice(gpus=0)
     port, receiver = Channel.open()
     future = one.sleep.call_one(30, port)
@@ -454,7 +482,8 @@ def test_a_failure_seen_in_an_endpoint_does_not_fail_the_owner(site: Any, faults
     assert "broadcast" in failure.report() and faults.empty(), "the second failure is the one that nobody saw"
 
 
-def test_the_default_hook_writes_a_report_and_interrupts_the_script(site: Any, run_script: Any) -> None:
+@pytest.mark.parametrize("where", ["in get", "elsewhere"])
+def test_the_default_hook_writes_a_report_and_interrupts_the_script(site: Any, run_script: Any, where: str) -> None:
     source = SITE + """
 import threading
 from troupe import Faulty
@@ -462,11 +491,14 @@ mesh = spawn_procs(2).spawn("faulty", Faulty)
 mesh.echo.call(1).get(timeout=20)
 mesh.slice(gpus=1).fail.broadcast(ValueError("nobody looks"))
 try:
-    threading.Event().wait(20)
+    if sys.argv[2] == "in get":
+        mesh.slice(gpus=0).sleep.call_one(60).get()
+    else:
+        threading.Event().wait(60)
 except KeyboardInterrupt:
     print("interrupted")
 """
-    script = run_script(source, site.name, env={"ROOST_FAULT_GRACE": "0.1"})
+    script = run_script(source, site.name, where, env={"ROOST_FAULT_GRACE": "0.1"})
     assert script.out == "interrupted\n"
     assert "a failure that nobody handled" in script.err
     assert "mesh 'faulty', ranks [1]" in script.err and "ValueError: nobody looks" in script.err
