@@ -604,8 +604,11 @@ class LoopLink:
 
     def send(self, parts: Sequence[Any], nbytes: int, *, defer: bool = False) -> None:
         """Hand a frame over."""
-        data = b"".join(parts)
-        self._node.io.call(self._arrive, data)
+        self._node.io.call(self._arrive, b"".join(parts))
+
+    def send_frame(self, frame: bytes, defer: bool) -> None:
+        """The same for a frame in one buffer."""
+        self._node.io.call(self._arrive, frame)
 
     def _arrive(self, data: bytes) -> None:
         header = f.HEADER.unpack_from(data)

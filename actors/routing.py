@@ -36,6 +36,7 @@ DIAL_TIMEOUT = 5.0
 BACKOFF = (0.001, 0.5)  # first and longest pause between dials, seconds
 KEEPALIVE = 5.0  # seconds of silence before a ping; after three a link is given up
 TICK = 1.0
+LOST_PAUSE = 0.05  # seconds before a frame that a relay could not pass on goes again
 RELAY_HOLD = 64 << 20  # bytes a relay holds for a worker that is still starting
 
 
@@ -274,8 +275,15 @@ class Routing:
     def lost(self, fields: list[Any]) -> None:
         """A relay could not pass a frame on: its route is learned anew when the frame goes again."""
         peer = self.node.peers.get(fields[0])
-        if peer is not None:
+        if peer is not None and peer.dead is None:
             logger.info("a frame for %s was not delivered: %s", peer.name, fields[1])
+            self.node.io.loop.call_later(LOST_PAUSE, self._again, peer, peer.acked)
+
+    def _again(self, peer: Peer, acked: int) -> None:
+        """Send again what a relay lost, unless that has happened."""
+        link = peer.link
+        if link is not None and not link.closed and peer.outbox.kept and peer.acked == acked and not self.node.closed:
+            self.attach(peer, link)
 
     # time
 

@@ -156,13 +156,13 @@ class HostMesh(MeshTrait):
         if packed is not None and packed.definitions:
             common["definitions"] = [[content, DEFINITIONS.blob(content)] for content in packed.definitions]
         body = bodies.inline(packed) if packed is not None else None
-        futures = []
+        futures, news = [], News()
         for group, host in enumerate(hosts):
             mine = refs[group * local.nelements : (group + 1) * local.nelements]
             members = [
                 member(ref, group, i, group * local.nelements + i, local.nelements, len(refs), proc_bind) for i, ref in enumerate(mine)
             ]
-            futures.append(spawn_on(node, host, mine, common, members, body))
+            futures.append(spawn_on(node, host, mine, common, members, body, news))
         processes.started = all_of(futures, make=lambda values: True)
         mesh = ProcMesh(processes, extent.region)
         message = current_message()
@@ -184,8 +184,9 @@ class HostMesh(MeshTrait):
 
 
 def spawn_on(
-    node: Node, host: HostRef, refs: list[ProcRef], common: dict[str, Any], members: list[dict[str, Any]], body: bodies.Body | None
-) -> Future[Any]:
+    node: Node, host: HostRef, refs: list[ProcRef], common: dict[str, Any], members: list[dict[str, Any]],
+    body: bodies.Body | None, news: News,
+) -> Future[Any]:  # fmt: skip
     """Ask one host's agent for its share. Until a process links here, what is sent to it waits."""
     near = host.node_id == node.node_id
     for ref in refs:
@@ -193,7 +194,6 @@ def spawn_on(
         peer.watched = True  # the agent tells whoever asked for a process
         peer.routing = near  # it will link to us; elsewhere its agent relays, and holds until it is there
     future = request(node, agent_peer(node, refs[0]), "spawn", common, members, body=body)
-    news = _News()
 
     def answered() -> None:
         node.io.call(_settle, node, refs, future, near, news)
@@ -203,8 +203,8 @@ def spawn_on(
     return all_of([future], make=lambda values: _check(values[0], news))
 
 
-class _News:
-    """Whether somebody has heard from `initialized` what did not start, and what has become of it."""
+class News:
+    """Of one spawn: whether somebody has heard from `initialized` what did not start, and what has become of it."""
 
     __slots__ = ("failures", "heard")
 
@@ -219,7 +219,7 @@ class _News:
                 failure.delivered()
 
 
-def _settle(node: Node, refs: list[ProcRef], future: Future[Any], near: bool, news: _News) -> None:
+def _settle(node: Node, refs: list[ProcRef], future: Future[Any], near: bool, news: News) -> None:
     """The agent has answered: give up those that did not start, find a route to those that did not link to us."""
     try:
         results = future._result()
@@ -232,15 +232,16 @@ def _settle(node: Node, refs: list[ProcRef], future: Future[Any], near: bool, ne
             runtime = current_runtime()
             if runtime is not None and peer.dead is None:
                 runtime.supervisor._fail_owners(ref.proc_id, died)
-                if hasattr(died, "_roost_failure"):
-                    news.failures.append(died._roost_failure)
+            failure = getattr(peer.dead or died, "_roost_failure", None)
+            if failure is not None:
+                news.failures.append(failure)
             node.bury(peer, died)
         elif near and peer.link is None and peer.dead is None:
             node.routing.begin(peer)
     news.settle()
 
 
-def _check(results: list[str | None], news: _News) -> None:
+def _check(results: list[str | None], news: News) -> None:
     wrong = [reason for reason in results if reason is not None]
     if wrong:
         news.heard = True

@@ -129,7 +129,7 @@ def start_script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sta
 
 @pytest.fixture
 def run_script(start_script: StartScript) -> RunScript:
-    """`run_script(source, *args, timeout=30, code=0, env={})`: the script after its end, which had to be with `code`."""
+    """`run_script(source, *args, timeout=30, code=0, env={})`: the script after its end, with that `code`."""
 
     def run(
         source: str, *args: object, timeout: float = PATIENCE, code: int | None = 0, env: dict[str, str] | None = None

@@ -119,8 +119,11 @@ class Agent:
 
     # requests
 
-    async def spawn(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
-        """[common, members]: start workers; the answer is for each None, or the sentence that says why not."""
+    def spawn(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
+        """[common, members]: start workers; the answer is for each None, or the sentence that says why not.
+
+        They are known here at once: what is sent to them may follow this request in the same read.
+        """
         common, members = arguments
         owner = ProcRef.from_wire(common["owner"])
         self._own(owner, [member["ref"][0] for member in members])
@@ -132,6 +135,9 @@ class Agent:
             self.watchers.setdefault(ref.proc_id, set()).add(peer.proc_id)
             self.output.follow(ref.proc_id, ref.name, self._output(ref), peer)
             specs.append(self._spec(ref, common, member, bytes(body)))
+        return self._launch(node, peer, owner, specs)
+
+    async def _launch(self, node: Node, peer: Peer, owner: ProcRef, specs: list[ProcSpec]) -> list[str | None]:
         answers = await self.launcher.launch(specs)
         results: list[str | None] = []
         for spec, answer in zip(specs, answers, strict=True):

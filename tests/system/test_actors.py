@@ -199,7 +199,12 @@ def test_a_tensor_keeps_dtype_shape_stride_and_shared_storage(spawn: Spawn) -> N
     torch = pytest.importorskip("torch")
     one = spawn(Player, n=1).slice(gpus=0)
     big = torch.arange(3 << 20, dtype=torch.float32)
-    sent = {"half": torch.ones(3, 4, dtype=torch.bfloat16), "big": big, "row": big.view(3, -1)[1], "t": torch.ones(2, 3).t()}
+    sent = {
+        "half": torch.ones(3, 4, dtype=torch.bfloat16),
+        "big": big,
+        "row": big.view(3, -1)[1],
+        "t": torch.ones(2, 3).t(),
+    }
     got = one.echo.call_one(sent).get(timeout=WAIT)
     for name, tensor in sent.items():
         assert torch.equal(got[name], tensor) and got[name].dtype == tensor.dtype, name
@@ -298,7 +303,9 @@ def test_sync_async_and_concurrent_endpoints_stand_in_one_actor(spawn: Spawn) ->
     waiting = one.wait.call_one(port)
     receiver.recv().get(timeout=WAIT)
     behind = [one.note.call_one("sync"), one.anote.call_one("async")]
-    assert one.cnoted.call_one().get(timeout=WAIT) == [], "an async endpoint holds the actor, but not its concurrent ones"
+    assert one.cnoted.call_one().get(timeout=WAIT) == [], (
+        "an async endpoint holds the actor, but not its concurrent ones"
+    )
     assert not any(future.done() for future in behind)
     one.wake.call_one().get(timeout=WAIT)
     assert waiting.get(timeout=WAIT) == "woken"
@@ -361,7 +368,10 @@ def test_the_context_tells_actor_rank_and_size(spawn: Spawn) -> None:
     from roost.actors import current_actor_name, current_size
 
     mesh = spawn(Player, n=4)
-    assert mesh.slice(gpus=slice(2, 4)).apply.call(current_actor_name).get(timeout=WAIT).values() == ["player[2]", "player[3]"]
+    assert mesh.slice(gpus=slice(2, 4)).apply.call(current_actor_name).get(timeout=WAIT).values() == [
+        "player[2]",
+        "player[3]",
+    ]
     assert mesh.slice(gpus=slice(2, 4)).apply.call(current_size).get(timeout=WAIT).values() == [{"gpus": 2}] * 2
     assert current_actor_name() == "client"
 
@@ -450,7 +460,9 @@ def test_a_get_that_times_out_cancels_the_task_at_the_actor(spawn: Spawn) -> Non
     port, receiver = Channel.open()
     future = one.await_cancel.call_one(port)
     assert receiver.recv().get(timeout=WAIT) == "waiting"
-    with pytest.raises(CallTimeout, match=r"mixed\.await_cancel gave no answer within 0\.01 s and was cancelled") as caught:
+    with pytest.raises(
+        CallTimeout, match=r"mixed\.await_cancel gave no answer within 0\.01 s and was cancelled"
+    ) as caught:
         future.get(timeout=0.01)
     assert isinstance(caught.value, TimeoutError)
     assert receiver.recv().get(timeout=WAIT) == "cancelled"
@@ -631,7 +643,9 @@ def test_a_mesh_is_a_context_manager(site: Any, wait_until_gone: Any) -> None:
 
 
 def test_classes_and_lambdas_of_the_script_itself_travel(site: Any, run_script: Any) -> None:
-    source = SITE + '''
+    source = (
+        SITE
+        + '''
 from dataclasses import dataclass
 from enum import Enum
 from roost import Actor, endpoint
@@ -667,11 +681,14 @@ if __name__ == "__main__":
         assert function() == 206
     print("done")
 '''
+    )
     assert run_script(source, site.name).out == "done\n"
 
 
 def test_a_class_redefined_in_a_notebook_is_the_new_one_in_new_actors(site: Any, run_script: Any) -> None:
-    source = SITE + '''
+    source = (
+        SITE
+        + '''
 from roost import Actor, endpoint
 procs = spawn_procs(2)
 cell = """
@@ -685,12 +702,15 @@ for version in ("1", "2"):
     seen.append(procs.spawn(f"cell{version}", Cell).version.call().get(timeout=30).values())
 print(seen)
 '''
+    )
     assert run_script(source, site.name).out == "[[1, 1], [2, 2]]\n"
 
 
 def test_a_notebook_may_get_and_await_in_its_cells(site: Any, run_script: Any) -> None:
     """As ipykernel does it: cells run inside a loop that is running, some as coroutines."""
-    source = SITE + '''
+    source = (
+        SITE
+        + '''
 import ast, asyncio, types
 from roost import Actor, endpoint
 
@@ -713,11 +733,14 @@ async def kernel():
 
 asyncio.run(kernel())
 '''
+    )
     assert run_script(source, site.name).out == "[1, 1]\n[2, 2]\n"
 
 
 def test_a_script_that_ends_leaves_no_process(site: Any, start_script: Any, wait_until_gone: Any) -> None:
-    source = SITE + """
+    source = (
+        SITE
+        + """
 import os, psutil
 from roost import Actor, endpoint
 class Pid(Actor):
@@ -726,6 +749,7 @@ class Pid(Actor):
 spawn_procs(2).spawn("pid", Pid).pid.call().get(timeout=30)
 print(*[child.pid for child in psutil.Process().children(recursive=True)])
 """
+    )
     script = start_script(source, site.name)
     pids = [int(word) for word in script.line().split()]
     assert len(pids) >= 2 + site.agents

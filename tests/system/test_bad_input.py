@@ -33,7 +33,9 @@ def frames_sent() -> int:
 
 def test_an_unknown_endpoint_names_those_that_exist(spawn: Spawn) -> None:
     mesh = spawn(Player)
-    with pytest.raises(AttributeError, match=r"Player \(mesh 'player'\) has no endpoint 'ecko'; it has .*add\(a: .*echo\("):
+    with pytest.raises(
+        AttributeError, match=r"Player \(mesh 'player'\) has no endpoint 'ecko'; it has .*add\(a: .*echo\("
+    ):
         mesh.ecko.call(1)
     with pytest.raises(AttributeError, match="has no endpoint"):
         mesh.slice(gpus=0).no_such.call_one()
@@ -125,7 +127,7 @@ def test_calls_to_a_stopped_mesh_raise_at_once(site: Any) -> None:
     for send in (mesh.echo.call, part.echo.call_one, mesh.echo.choose, mesh.echo.stream, mesh.echo.broadcast):
         with pytest.raises(ActorStopped, match="no longer needed"):
             send(1)
-    with pytest.raises(ActorStopped, match="cannot spawn 'late'.*no longer needed"):
+    with pytest.raises(ActorStopped, match=r"cannot spawn 'late'.*no longer needed"):
         procs.spawn("late", Player)
 
 
@@ -157,14 +159,16 @@ def test_wrong_constructor_arguments_are_refused_before_anything_is_sent(site: A
         procs.spawn("p", Player, 1, 2)
     with pytest.raises(TypeError, match=r"Plain\(\) takes no arguments"):
         procs.spawn("p", Plain, 1)
-    with pytest.raises(TypeError, match="argument of 'p'.*lock"):
+    with pytest.raises(TypeError, match=r"argument of 'p'.*lock"):
         procs.spawn("p", Player, threading.Lock())
     assert frames_sent() == before
 
 
 @pytest.mark.parametrize("name", ["stop", "slice", "size", "name", "extent", "flatten", "initialized"])
 def test_an_endpoint_cannot_hide_what_a_mesh_has_itself(name: str) -> None:
-    with pytest.raises(ValueError, match=f"Shadow: an endpoint cannot be called '{name}', an actor mesh has that itself; rename it"):
+    with pytest.raises(
+        ValueError, match=f"Shadow: an endpoint cannot be called '{name}', an actor mesh has that itself; rename it"
+    ):
         type("Shadow", (Actor,), {name: endpoint(lambda self: None)})
 
 
@@ -202,7 +206,9 @@ def test_a_dimension_of_the_hosts_cannot_be_repeated(module_site: Any) -> None:
 def test_bindings_that_do_not_fit_are_refused(site: Any) -> None:
     with pytest.raises(ValueError, match=r"proc_bind length \(1\) must equal the processes per host \(2\)"):
         site.hosts.spawn_procs({"gpus": 2}, proc_bind=[{"cpus": "0"}])
-    with pytest.raises(ValueError, match="proc_bind has no key 'cpu'; there are cpunodebind, cpus, membind, physcpubind"):
+    with pytest.raises(
+        ValueError, match="proc_bind has no key 'cpu'; there are cpunodebind, cpus, membind, physcpubind"
+    ):
         site.hosts.spawn_procs({"gpus": 1}, proc_bind=[{"cpu": "0"}])
 
 
@@ -221,7 +227,9 @@ def failing(procs: Any) -> str:
 
 def test_an_interpreter_that_does_not_exist_is_named(site: Any) -> None:
     assert "'/no/such/python' is not found" in failing(site.spawn_procs(2, python="/no/such/python"))
-    assert "'/no/such/python' is not found" in failing(site.hosts.with_python_executable("/no/such/python").spawn_procs())
+    assert "'/no/such/python' is not found" in failing(
+        site.hosts.with_python_executable("/no/such/python").spawn_procs()
+    )
 
 
 def test_processors_that_do_not_exist_are_named(site: Any) -> None:
@@ -239,7 +247,9 @@ def bad_bootstrap() -> None:
 
 
 def test_a_bootstrap_command_that_does_not_exist_is_named(site: Any) -> None:
-    assert "'no-such-profiler' is not found" in failing(site.spawn_procs(1, bootstrap_command=BootstrapCommand("no-such-profiler")))
+    assert "'no-such-profiler' is not found" in failing(
+        site.spawn_procs(1, bootstrap_command=BootstrapCommand("no-such-profiler"))
+    )
 
 
 # --- what was asked for is applied

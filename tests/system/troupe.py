@@ -11,14 +11,13 @@ from typing import Any
 
 from roost.actors import Actor, MeshFailure, Port, concurrent_endpoint, context, current_rank, endpoint
 
-
 SITE = """
 import sys
 from roost import ProcessJob, this_host
+one = sys.argv[1] == "one agent"
+hosts = this_host() if one else ProcessJob({"h": 2}).state().h
 def spawn_procs(n):
-    if sys.argv[1] == "one agent":
-        return this_host().spawn_procs({"gpus": n})
-    return ProcessJob({"h": 2}).state().h.spawn_procs({"gpus": n // 2}).flatten("gpus")
+    return hosts.spawn_procs({"gpus": n}) if one else hosts.spawn_procs({"gpus": n // 2}).flatten("gpus")
 """
 """The head of a script that runs on the agents its first argument says."""
 
@@ -467,7 +466,9 @@ class Owner(Spawner):
 
     def __cleanup__(self, error: Exception | None) -> None:
         if self.port is not None:
-            self.port.send(("cleanup", None if error is None else str(error), threading.get_ident() == self.threads["init"]))
+            self.port.send(
+                ("cleanup", None if error is None else str(error), threading.get_ident() == self.threads["init"])
+            )
 
     @endpoint
     def hooks(self) -> tuple[list[Any], dict[str, int]]:

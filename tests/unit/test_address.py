@@ -9,17 +9,39 @@ from pathlib import Path
 
 import pytest
 
-from roost.actors.link.address import UNIX_PATH_MAX, Address, AddressError, connect_unix, listen, open_socket, parse, peer_uid
+from roost.actors.link.address import (
+    UNIX_PATH_MAX,
+    Address,
+    AddressError,
+    connect_unix,
+    listen,
+    open_socket,
+    parse,
+    peer_uid,
+)
 
 
-@pytest.mark.parametrize("text", ["unix:///run/roost/a.sock", "tcp://10.0.0.1:4000", "tcp://host.example:1", "tcp://0.0.0.0:0"])
+@pytest.mark.parametrize(
+    "text", ["unix:///run/roost/a.sock", "tcp://10.0.0.1:4000", "tcp://host.example:1", "tcp://0.0.0.0:0"]
+)
 def test_an_address_reads_back_as_it_was_written(text: str) -> None:
     assert str(parse(text)) == text
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "host:1", "tcp://host", "tcp://host:", "tcp://:1", "tcp://host:65536", "tcp://host:-1", "unix://relative", "udp://h:1", "://"],
+    [
+        "",
+        "host:1",
+        "tcp://host",
+        "tcp://host:",
+        "tcp://:1",
+        "tcp://host:65536",
+        "tcp://host:-1",
+        "unix://relative",
+        "udp://h:1",
+        "://",
+    ],
 )
 def test_what_is_no_address_is_refused_with_what_was_wanted(text: str) -> None:
     with pytest.raises(AddressError, match=r"write unix:///path or tcp://host:port"):

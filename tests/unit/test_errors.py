@@ -71,20 +71,36 @@ def travelled(error: BaseException, rank: int = 3) -> ActorError:
 EVERYTHING: list[Exception] = [
     ValueError("v", 2), KeyError("k"), IndexError(), ZeroDivisionError("z"), MemoryError("m"), RecursionError("deep"),
     OSError(2, "no", "file"), PermissionError(13, "denied"), TimeoutError("slow"), ConnectionResetError(104, "reset"),
-    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), UnicodeEncodeError("ascii", "é", 0, 1, "bad"), ImportError("i", name="mod"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), UnicodeEncodeError("ascii", "é", 0, 1, "bad"),
+    ImportError("i", name="mod"),
     AttributeError("a"), SyntaxError("s", ("f.py", 1, 2, "text")), StopAsyncIteration("not this"),
     ExceptionGroup("g", [ValueError(1), KeyError(2)]), subprocess.CalledProcessError(3, ["cmd"]),
     json.JSONDecodeError("bad", "doc", 0), Two(7, "here"), Keyword(field="name"), asyncio.QueueFull(),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [e for e in EVERYTHING if not isinstance(e, StopAsyncIteration)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error", [e for e in EVERYTHING if not isinstance(e, StopAsyncIteration)], ids=lambda e: type(e).__name__
+)
 def test_what_arrives_is_of_both_types_with_arguments_and_state(error: Exception) -> None:
     got = travelled(error)
     assert isinstance(got, type(error)) and isinstance(got, ActorError)
     assert repr(got.args) == repr(error.args)
     assert type(got).__name__ == type(error).__name__ and type(got).__module__ == type(error).__module__
-    for name in ("errno", "strerror", "filename", "start", "end", "object", "name", "lineno", "returncode", "pos", "code", "field"):
+    for name in (
+        "errno",
+        "strerror",
+        "filename",
+        "start",
+        "end",
+        "object",
+        "name",
+        "lineno",
+        "returncode",
+        "pos",
+        "code",
+        "field",
+    ):
         if hasattr(error, name):
             assert getattr(got, name) == getattr(error, name), name
     assert (got.actor, got.endpoint, got.rank, got.host, got.pid) == ("trainer", "step", 3, "n7", 123)
@@ -93,7 +109,8 @@ def test_what_arrives_is_of_both_types_with_arguments_and_state(error: Exception
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(4), StopAsyncIteration(), asyncio.CancelledError("c")],
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(4), StopAsyncIteration(),
+              asyncio.CancelledError("c")],
     ids=lambda e: type(e).__name__,
 )  # fmt: skip
 def test_what_means_something_to_an_interpreter_or_a_loop_is_an_actor_error_alone(error: BaseException) -> None:
@@ -125,7 +142,9 @@ def test_what_arrived_can_be_sent_on_and_keeps_its_story() -> None:
     again = pickle.loads(pickle.dumps(got))
     assert isinstance(again, Two) and isinstance(again, ActorError)
     assert (again.code, again.actor, again.rank, again.remote_traceback) == (7, "trainer", 3, got.remote_traceback)
-    passed = from_record(failure_record(raised(got), "middle", "ask", "n8", 5), 0, pickle.loads(pickle.dumps(portable(got))))
+    passed = from_record(
+        failure_record(raised(got), "middle", "ask", "n8", 5), 0, pickle.loads(pickle.dumps(portable(got)))
+    )
     assert isinstance(passed, Two)
     assert (passed.actor, passed.rank, passed.pid) == ("trainer", 3, 123), "it keeps where it began"
     assert any("passed on by middle.ask on n8 (pid 5)" in note for note in passed.__notes__)

@@ -130,7 +130,9 @@ def test_bodies_of_any_size_arrive_between_small_frames(io: IoThread, ends: tupl
     assert [second.next()[2] for _ in range(5)] == [b"small", body, b"", body, b"last"]
 
 
-def test_large_bodies_are_aligned_as_arrays_like_them(io: IoThread, connected: tuple[socket.socket, socket.socket]) -> None:
+def test_large_bodies_are_aligned_as_arrays_like_them(
+    io: IoThread, connected: tuple[socket.socket, socket.socket]
+) -> None:
     import numpy as np
 
     addresses: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -186,12 +188,20 @@ def test_what_came_behind_the_handshake_is_read_first(end: tuple[End, socket.soc
     [
         (b"GET / HTTP/1.1\r\n" + bytes(64), "not a Roost frame: it begins with 0x4547"),
         (f.HEADER.pack(f.MAGIC, 9, 16, 0, 0, 1, 2, 1, 1, 0, 0), "frame version 9, this side speaks 1"),
-        (f.HEADER.pack(f.MAGIC, f.VERSION, 16, 1 << 31, 0, 1, 2, 1, 1, 0, 0), "envelope of 2147483648 bytes, the limit is"),
-        (f.HEADER.pack(f.MAGIC, f.VERSION, 16, 0, 1 << 60, 1, 2, 1, 1, 0, 0), "message of 1152921504606846976 bytes, the limit is"),
+        (
+            f.HEADER.pack(f.MAGIC, f.VERSION, 16, 1 << 31, 0, 1, 2, 1, 1, 0, 0),
+            "envelope of 2147483648 bytes, the limit is",
+        ),
+        (
+            f.HEADER.pack(f.MAGIC, f.VERSION, 16, 0, 1 << 60, 1, 2, 1, 1, 0, 0),
+            "message of 1152921504606846976 bytes, the limit is",
+        ),
     ],
     ids=["garbage", "version", "envelope", "body"],
 )
-def test_what_is_no_frame_of_ours_closes_the_link_with_the_reason(end: tuple[End, socket.socket], data: bytes, why: str) -> None:
+def test_what_is_no_frame_of_ours_closes_the_link_with_the_reason(
+    end: tuple[End, socket.socket], data: bytes, why: str
+) -> None:
     made, raw = end
     raw.sendall(b"".join(frame(1, b"good")))
     assert made.next()[2] == b"good"
@@ -202,7 +212,9 @@ def test_what_is_no_frame_of_ours_closes_the_link_with_the_reason(end: tuple[End
     assert raw.recv(1) == b"", "the other side sees the end"
 
 
-def test_an_oversized_frame_is_refused_before_its_memory_is_taken(io: IoThread, connected: tuple[socket.socket, socket.socket]) -> None:
+def test_an_oversized_frame_is_refused_before_its_memory_is_taken(
+    io: IoThread, connected: tuple[socket.socket, socket.socket]
+) -> None:
     made = End(io, connected[0], limits=f.Limits(envelope=1000, body=64 << 20))
     io.call(made.link.start)
     tracemalloc.start()
@@ -222,8 +234,12 @@ def test_a_frame_that_its_receiver_cannot_read_closes_the_link(end: tuple[End, s
     assert made.ended.get(timeout=WAIT) == "this envelope makes no sense"
 
 
-@pytest.mark.parametrize("sent", [b"", b"".join(frame(1, bytes(1000)))[:100], b"".join(frame(1, bytes(1 << 20)))[:300_000]])
-def test_the_end_of_the_stream_is_told_once_and_loses_no_whole_frame(end: tuple[End, socket.socket], sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "sent", [b"", b"".join(frame(1, bytes(1000)))[:100], b"".join(frame(1, bytes(1 << 20)))[:300_000]]
+)
+def test_the_end_of_the_stream_is_told_once_and_loses_no_whole_frame(
+    end: tuple[End, socket.socket], sent: bytes
+) -> None:
     made, raw = end
     raw.sendall(b"".join(frame(7, b"whole")) + sent)
     raw.close()
@@ -244,7 +260,9 @@ def test_a_closed_link_swallows_what_is_sent(end: tuple[End, socket.socket]) -> 
     assert made.link.queued_bytes == 0 and "closed" in repr(made.link)
 
 
-def test_a_broken_pipe_at_the_sender_ends_the_link(io: IoThread, connected: tuple[socket.socket, socket.socket]) -> None:
+def test_a_broken_pipe_at_the_sender_ends_the_link(
+    io: IoThread, connected: tuple[socket.socket, socket.socket]
+) -> None:
     made = End(io, connected[0])
     connected[1].close()
     parts = frame(1, bytes(100_000))
