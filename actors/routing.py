@@ -12,10 +12,11 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import bodies
-from .errors import Unreachable
+from .errors import ActorDied, Unreachable
 from .link.address import AddressError, parse
 from .link.gate import DialError
 from .link.stream import Link
@@ -54,7 +55,9 @@ class Routing:
         self._waiting: dict[int, list[tuple[list[Any], int]]] = {}
         self._waiting_bytes = 0
         self._dialing: dict[str, asyncio.Task[Link]] = {}
-        self._progress: dict[int, int] = {}
+        self._progress: dict[int, tuple[int, float]] = {}  # by peer: acknowledged, since when no further
+        self._retrying: set[int] = set()
+        self.ended: Callable[[int], bool] = lambda proc_id: False  # whether a process of this host is known to be gone
         self._ticker: asyncio.TimerHandle | None = None
         node.io.call(self._tick)
 
@@ -89,13 +92,18 @@ class Routing:
                 why = str(error)
                 self._watch(peer)  # its agent knows if it has ended
             if loop.time() - peer.silent_since > LINK_TIMEOUT:
-                text = f"{peer.name} could not be reached for {LINK_TIMEOUT:g} s ({why}); it may live, and what it was asked may have run"
-                lost = Unreachable(text, mesh_name=peer.name)
-                self.node.on_unreachable(peer, lost)
-                self.node.bury(peer, lost)
+                self._give_up(peer, why)
                 return
             await asyncio.sleep(pause)
             pause = min(pause * 2, BACKOFF[1])
+
+    def _give_up(self, peer: Peer, why: str) -> None:
+        text = (
+            f"{peer.name} could not be reached for {LINK_TIMEOUT:g} s ({why}); it may live, and what it was asked may have run"
+        )
+        lost = Unreachable(text, mesh_name=peer.name)
+        self.node.on_unreachable(peer, lost)
+        self.node.bury(peer, lost)
 
     async def _link_for(self, peer: Peer) -> Link | None:
         where = peer.where
@@ -218,7 +226,7 @@ class Routing:
             return
         back = self.links.get(src) or self.ways.get(src)
         if back is not None:
-            self.node._control(back, f.LOST, src, [dst, f"{self.node.name} knows no way to it"])
+            self.node._control(back, f.LOST, src, [dst, f"{self.node.name} knows no way to it", self.ended(dst)])
 
     async def _open_way(self, dst: int, agent: int, address: str) -> None:
         try:
@@ -275,12 +283,18 @@ class Routing:
     def lost(self, fields: list[Any]) -> None:
         """A relay could not pass a frame on: its route is learned anew when the frame goes again."""
         peer = self.node.peers.get(fields[0])
-        if peer is not None and peer.dead is None:
-            logger.info("a frame for %s was not delivered: %s", peer.name, fields[1])
+        if peer is None or peer.dead is not None:
+            return
+        logger.info("a frame for %s was not delivered: %s", peer.name, fields[1])
+        if fields[2] and not peer.watched:  # where it is watched a report of its end is on its way
+            self.node.bury(peer, ActorDied(f"{peer.name} has ended", mesh_name=peer.name))
+        elif peer.proc_id not in self._retrying:
+            self._retrying.add(peer.proc_id)
             self.node.io.loop.call_later(LOST_PAUSE, self._again, peer, peer.acked)
 
     def _again(self, peer: Peer, acked: int) -> None:
         """Send again what a relay lost, unless that has happened."""
+        self._retrying.discard(peer.proc_id)
         link = peer.link
         if link is not None and not link.closed and peer.outbox.kept and peer.acked == acked and not self.node.closed:
             self.attach(peer, link)
@@ -304,9 +318,13 @@ class Routing:
             if peer.link is None or not peer.outbox.kept or peer.link.peer.proc_id == peer.proc_id:
                 self._progress.pop(peer.proc_id, None)
                 continue
-            if self._progress.get(peer.proc_id) == peer.acked and not peer.link.queued_bytes:
+            acked, since = self._progress.get(peer.proc_id, (0, now))
+            if acked != peer.acked:
+                self._progress[peer.proc_id] = (peer.acked, now)
+            elif now - since > LINK_TIMEOUT:
+                self._give_up(peer, f"it has acknowledged nothing through {peer.link.peer.name}")
+            elif not peer.link.queued_bytes:
                 self.attach(peer, peer.link)
-            self._progress[peer.proc_id] = peer.acked
         self._ticker = node.io.loop.call_later(TICK, self._tick)
 
     def close(self) -> None:

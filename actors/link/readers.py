@@ -40,6 +40,8 @@ class Readers:
         self._inner.register(self._bell, IN)
         self._links: dict[int, Callable[[], None]] = {}
         self._lead = threading.Lock()
+        self._bell_lock = threading.Lock()  # the bell is rung only while somebody leads, and silenced by who leads
+        self._rung = False
         self._closed = False
         self.dispatching = threading.RLock()
         self.leader: object | None = None  # on whose behalf a thread leads
@@ -84,11 +86,12 @@ class Readers:
             if readable is not None:
                 with self.dispatching:
                     readable()
-            elif fd == self._bell:
-                try:
-                    os.eventfd_read(fd)
-                except BlockingIOError:  # another thread has silenced it
-                    continue
+
+    def _silence(self) -> None:
+        """Under the bell's lock, by who leads."""
+        if self._rung:
+            self._rung = False
+            os.eventfd_read(self._bell)
 
     def wait(self, who: object, over: Callable[[], bool], timeout: float | None) -> bool:
         """Lead until `over()`, or for `timeout` seconds; False when this thread cannot lead now, or time is up.
@@ -111,6 +114,9 @@ class Readers:
                 if left is not None and left <= 0:
                     return False
                 events = self._inner.poll(left, 64)
+                if self._rung:
+                    with self._bell_lock:
+                        self._silence()
                 if main:
                     _shielded(self._read, events)
                 else:
@@ -119,15 +125,22 @@ class Readers:
                     return over()
             return True
         finally:
-            self.leader = None
+            with self._bell_lock:
+                self.leader = None
+                if not self._closed:
+                    self._silence()
             if not self._closed:
                 self._outer.modify(self._inner.fileno(), IN)
             self._lead.release()
 
     def wake(self, who: object) -> None:
         """Something that `who` waits for has happened on this thread."""
-        if self.leader is who and threading.get_ident() != self._leader_thread and not self._closed:
-            os.eventfd_write(self._bell, 1)
+        if self.leader is not who or threading.get_ident() == self._leader_thread:
+            return
+        with self._bell_lock:
+            if self.leader is who and not self._closed and not self._rung:
+                self._rung = True
+                os.eventfd_write(self._bell, 1)
 
     def abandon(self) -> None:
         """In a forked child: the epolls are the parent's, let go of them."""

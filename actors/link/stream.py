@@ -13,6 +13,7 @@ when the I/O thread comes by, whichever is first.
 from __future__ import annotations
 
 import array
+import logging
 import socket
 import threading
 import time
@@ -24,6 +25,8 @@ from ..wire.errors import ProtocolError
 from ..wire.frame import HEADER, HEADER_SIZE, MAGIC, VERSION, Limits, aligned, check_header
 from .handshake import Identity
 from .io import IoThread
+
+logger = logging.getLogger("roost.link")
 
 RECEIVE_BUFFER = 256 << 10
 COALESCE = 16  # deferred frames that leave in one system call
@@ -305,6 +308,10 @@ class Link:
                 break
         except ProtocolError as error:
             self.close(str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - a fault of ours; the peer dials anew and sends again
+            logger.exception("a frame from %s could not be handled", self.peer.name)
+            self.close(f"{type(error).__name__}: {error}")
             return
         if start == end:
             self._start = self._end = 0

@@ -65,6 +65,7 @@ class Agent:
             "shutdown": self.shutdown, "resources": self.resources,
         })  # fmt: skip
         self.runtime.events["exited"] = lambda peer, proc_id, report, planned, reason: self._end_owned(proc_id)
+        self.node.routing.ended = self.ended.__contains__
         joined = self.node.routing.joined
 
         def note_joined(link: Link) -> None:

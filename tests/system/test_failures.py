@@ -166,7 +166,8 @@ def test_a_users_timeout_is_not_the_callers_deadline(spawn: Spawn) -> None:
             "ValueError: holds a lock",
         ),
         (
-            "class Bad(Exception):\n    def __str__(self): raise RuntimeError\n    def __reduce__(self): raise TypeError\n"
+            "class Bad(Exception):\n    def __str__(self): raise RuntimeError\n"
+            "    def __reduce__(self): raise TypeError\n"
             "raise Bad()",
             "Bad",
         ),
