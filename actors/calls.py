@@ -14,7 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from . import bodies
-from .errors import ActorError, Busy, MeshFailure, RoostError, from_portable, from_record
+from .errors import (
+    ActorDied,
+    ActorError,
+    ActorStopped,
+    Busy,
+    MeshFailure,
+    RoostError,
+    SupervisionError,
+    Unreachable,
+    from_portable,
+    from_record,
+)
 from .future import _CANCELLED, _FAILED, _PENDING, _RAW, Future, deadline
 from .node import Node
 from .peer import Peer
@@ -373,6 +384,11 @@ class StreamCall(_Call):
         complete(future)
 
 
+_KINDS: dict[str, type[RoostError]] = {
+    kind.__name__: kind for kind in (ActorDied, ActorStopped, Unreachable, SupervisionError, MeshFailure, RoostError)
+}
+
+
 class Request(_Call):
     """One of Roost's own requests to a process; its arguments and answer are plain values."""
 
@@ -386,7 +402,9 @@ class Request(_Call):
         if kind == f.REPLY:
             self.set_result(fields[5])
         else:
-            self.set_exception(RoostError(str(fields[5])))
+            record = fields[5]
+            kind = _KINDS.get(record["kind"])
+            self.set_exception(kind(record["text"]) if kind else RoostError(f"{record['kind']}: {record['text']}"))
 
     def lost(self, peer: Peer, error: Exception) -> None:
         if peer is self.peers[0]:

@@ -373,11 +373,18 @@ class Cell:
     def gone(self) -> SupervisionError:
         """Why calls to this actor cannot be answered any more."""
         if self.state == FAILED:
-            error: SupervisionError = ActorDied(f"{self.name} at rank {self.rank} has failed: {self.reason}", mesh_name=self.name)
+            text = f"{self.name} at rank {self.rank} has failed: {self.reason}{self._trace()}"
+            error: SupervisionError = ActorDied(text, mesh_name=self.name)
         else:
             error = ActorStopped(f"{self.name} was stopped: {self.reason or 'its process ends'}", mesh_name=self.name)
         error.crashed_ranks = (self.rank,)
         return error
+
+    def _trace(self) -> str:
+        """Where it failed, for those who cannot look here."""
+        if self.error is None or isinstance(self.error, MeshFailure):
+            return ""
+        return "\n" + failure_record(self.error, self.name, "", self.node.host, os.getpid())["traceback"].rstrip()
 
     def statistics(self) -> dict[str, Any]:
         """Depth of the mailbox and counts, for eyes and tests."""

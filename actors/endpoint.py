@@ -125,6 +125,10 @@ def endpoint(
             raise TypeError(f"{function.name} is an endpoint already")
         if not callable(function):
             raise TypeError(f"@endpoint is for methods, not for {function!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__qualname__} yields: endpoints return one value; return a list, or send items to a Port"
+            )
         if concurrent and not inspect.iscoroutinefunction(function):
             raise ValueError(f"{function.__qualname__} is concurrent and must be `async def`: concurrent endpoints share a thread")
         return EndpointDefinition(function, concurrent=concurrent, explicit_response_port=explicit_response_port)

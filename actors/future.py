@@ -68,6 +68,9 @@ class Future(Generic[R]):
         note = f", {self._note}" if self._note else ""
         return f"<Future{' of ' + about if about else ''}: {_NAMES[self._state]}{note}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a Future cannot be sent to another process: get() it, and send what it gives")
+
     # what subclasses say
 
     def _about(self) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import bodies
-from .errors import ActorDied, MeshFailure
+from .errors import ActorStopped, MeshFailure
 from .link.gate import Gate
 from .link.handshake import Identity
 from .link.io import IoThread
@@ -133,8 +133,8 @@ class Node:
         Returns its number. Raises the peer's death.
         """
         with peer.lock:
-            if peer.dead is not None:
-                raise peer.dead
+            if peer.dead is not None or self.closed:
+                raise peer.dead or self.left()
             kept = self._keep(peer, kind, envelope, body, rank)
             link = peer.link
             if link is not None:
@@ -146,8 +146,8 @@ class Node:
     def post_small(self, peer: Peer, kind: int, envelope: bytes, data: bytes, rank: int, defer: bool) -> int:
         """`post` for a body that is a pickle alone, without buffers or definitions: the hot path, one buffer a frame."""
         with peer.lock:
-            if peer.dead is not None:
-                raise peer.dead
+            if peer.dead is not None or self.closed:
+                raise peer.dead or self.left()
             outbox, where = peer.outbox, peer.where
             seq = outbox.next_seq
             frame = _HEADER_PACK(
@@ -457,7 +457,7 @@ class Node:
     def _take_answer(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
         if fields[3]:  # totals are cumulative: they matter only when something waits or much is outstanding
             account = peer.credit.get(fields[2])
-            if account is not None and account.wants(fields[3]):
+            if account is not None and account.wants(fields[3], fields[4]):
                 self.credited(peer, fields[2], fields[3], fields[4])
         call = self.pending.get(fields[1])
         if call is None:
@@ -507,7 +507,7 @@ class Node:
         try:
             answer = handler(self, peer, arguments, body)
         except MeshFailure as error:
-            self.answer_error(peer, call, str(error))
+            self.answer_error(peer, call, str(error), type(error).__name__)
             return
         if hasattr(answer, "__await__"):
             task = self.io.loop.create_task(self._serve_later(peer, call, flags, answer))
@@ -521,7 +521,7 @@ class Node:
             value = await answer
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
             logger.debug("a request of %s failed", peer.name, exc_info=True)
-            self.answer_error(peer, call, f"{type(error).__name__}: {error}")
+            self.answer_error(peer, call, str(error) or type(error).__name__, type(error).__name__)
             return
         if flags & 1:
             self.answer(peer, call, value)
@@ -530,9 +530,9 @@ class Node:
         """Answer a request with plain values."""
         self._post_quietly(peer, f.REPLY, f.packb([None, call, SYSTEM_ACTOR, 0, 0, value]))
 
-    def answer_error(self, peer: Peer, call: int, text: str) -> None:
-        """Answer a request with the sentence that says why not."""
-        self._post_quietly(peer, f.ERROR, f.packb([None, call, SYSTEM_ACTOR, 0, 0, text]))
+    def answer_error(self, peer: Peer, call: int, text: str, kind: str = "RoostError") -> None:
+        """Answer a request with the sentence that says why not, and the name of the error to raise."""
+        self._post_quietly(peer, f.ERROR, f.packb([None, call, SYSTEM_ACTOR, 0, 0, {"text": text, "kind": kind}]))
 
     def _post_quietly(self, peer: Peer, kind: int, envelope: bytes) -> None:
         try:
@@ -569,9 +569,9 @@ class Node:
         for call in list(self.pending.values()):
             call.lost(peer, error)
 
-    def died(self, name: str, sentence: str, report: Any = None) -> ActorDied:
-        """The error of calls to a process that is gone."""
-        return ActorDied(sentence, mesh_name=name, report=report)
+    def left(self) -> ActorStopped:
+        """The error of calls after this process has left its job."""
+        return ActorStopped(f"{self.name} has been shut down, and all that it spawned")
 
     def flush(self) -> None:
         """Send everything that was deferred."""
@@ -585,6 +585,10 @@ class Node:
             return
         self.flush()
         self.closed = True
+        error = self.left()
+        for call in list(self.pending.values()):
+            for peer in call.peers:
+                call.lost(peer, error)
         self.gate.close()
         self.routing.close()
         self.mappings.close()

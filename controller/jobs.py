@@ -43,6 +43,8 @@ class ProcessJob:
     """
 
     def __init__(self, meshes: Mapping[str, int]) -> None:
+        if not isinstance(meshes, Mapping):
+            raise TypeError(f'ProcessJob takes the meshes it is to make, such as {{"hosts": 2}}, not {meshes!r}')
         for name, count in meshes.items():
             if not isinstance(count, int) or count < 1:
                 raise ValueError(f"mesh {name!r} of {count!r} hosts: a mesh has at least one")

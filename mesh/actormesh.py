@@ -40,7 +40,7 @@ STOP_TIMEOUT = 10.0
 class Members:
     """What all slices of one actor mesh share: who the members are, and whether they have been stopped."""
 
-    __slots__ = ("actor_id", "cls", "definitions", "name", "owned", "refs", "started", "stopped")
+    __slots__ = ("actor_id", "cls", "definitions", "home", "name", "owned", "refs", "started", "stopped")
 
     def __init__(self, name: str, actor_id: int, cls: type, refs: Sequence[ProcRef]) -> None:
         self.name = name
@@ -51,6 +51,7 @@ class Members:
         self.stopped = ""
         self.started: Future[Any] = Future.completed(True)
         self.owned: Any = None
+        self.home: Node | None = None  # of the process that spawned it
 
     def __reduce__(self) -> Any:
         return Members, (self.name, self.actor_id, self.cls, self.refs)
@@ -163,6 +164,15 @@ class MeshEndpoint(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<endpoint {self._about}{self._definition.signature} on {self._mesh.extent}>"
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{self._about} is an endpoint of a mesh: write .{self._name}.call(...), .call_one(...), .choose(...), "
+            f".stream(...) or .broadcast(...)"
+        )
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._mesh, self._name)
+
     def _peers(self, node: Node) -> list[Peer]:
         known = self._known
         if known is None or known[0] is not node:
@@ -176,6 +186,9 @@ class MeshEndpoint(Generic[P, R]):
         if self._members.stopped:
             raise ActorStopped(f"{self._about}: the mesh has been stopped: {self._members.stopped}", mesh_name=self._members.name)
         self._definition.check(args, kwargs)
+        home = self._members.home
+        if home is not None and home.closed:
+            raise home.left()
         node = current_node() or running_node()
         peers = self._peers(node)
         if not receivers.wanted:

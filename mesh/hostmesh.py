@@ -128,6 +128,7 @@ class HostMesh(MeshTrait):
 
         >>> procs = this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})     # doctest: +SKIP
         """
+        check_options(per_host, bootstrap, bootstrap_command, env, preload)
         per_host = dict(per_host or {})
         overlap = [label for label in per_host if label in self.extent.labels]
         if overlap:
@@ -149,7 +150,7 @@ class HostMesh(MeshTrait):
         command = bootstrap_command
         common = {
             "owner": node.ref.to_wire(), "env": {**dict(env or {}), **dict((command.env if command else None) or {})},
-            "preload": list(preload if preload is not None else default_preload()), "python": python or self._python,
+            "changed": changed_environment(), "preload": list(preload if preload is not None else default_preload()), "python": python or self._python,
             "command": [command.program, *command.args] if command else None, "cwd": os.getcwd(), "sys_path": import_path(),
         }  # fmt: skip
         packed = pickling.pack(bootstrap, "bootstrap") if bootstrap is not None else None
@@ -272,6 +273,10 @@ def check_bindings(proc_bind: Sequence[Mapping[str, str]] | None, count: int) ->
     """Refuse bindings that do not fit the mesh."""
     if proc_bind is None:
         return
+    if isinstance(proc_bind, Mapping) or not all(
+        isinstance(binding, Mapping) and all(isinstance(value, str) for value in binding.values()) for binding in proc_bind
+    ):
+        raise TypeError(f'proc_bind is a list with a mapping of strings for each process, such as [{{"cpus": "0"}}], not {proc_bind!r}')
     if len(proc_bind) != count:
         raise ValueError(f"proc_bind length ({len(proc_bind)}) must equal the processes per host ({count})")
     for binding in proc_bind:
@@ -280,9 +285,38 @@ def check_bindings(proc_bind: Sequence[Mapping[str, str]] | None, count: int) ->
             raise ValueError(f"proc_bind has no key {unknown[0]!r}; there are {', '.join(sorted(BINDINGS))}")
 
 
+def check_options(per_host: Any, bootstrap: Any, command: Any, env: Any, preload: Any) -> None:
+    """Refuse, at the call, options of the wrong kind."""
+    if per_host is not None and not isinstance(per_host, Mapping):
+        raise TypeError(f'per_host is a mapping of dimensions to sizes, such as {{"gpus": 4}}, not {per_host!r}')
+    if bootstrap is not None and not callable(bootstrap):
+        raise TypeError(f"bootstrap is called in every process, and {bootstrap!r} cannot be called")
+    if command is not None and not isinstance(command, BootstrapCommand):
+        raise TypeError(f'bootstrap_command is a BootstrapCommand("program", ("argument", …)), not {command!r}')
+    if isinstance(preload, str):
+        raise TypeError(f"preload is a list of modules: write [{preload!r}]")
+    for name, value in dict(env or {}).items():
+        if not isinstance(name, str) or not (value is None or isinstance(value, str)):
+            raise TypeError(f"env maps names to strings, or to None to remove one; {name!r} has {value!r}")
+
+
 def import_path() -> list[str]:
     """Where this program imports from, for its workers; relative entries made absolute."""
     return [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path if not entry.endswith(".zip")]
+
+
+_first_environment = dict(os.environ)
+
+
+def remember_environment() -> None:
+    """What the agents are started with."""
+    global _first_environment
+    _first_environment = dict(os.environ)
+
+
+def changed_environment() -> dict[str, str]:
+    """Variables that this program has set since its agents were started; workers get them too."""
+    return {name: value for name, value in os.environ.items() if _first_environment.get(name) != value}
 
 
 def default_preload() -> list[str]:

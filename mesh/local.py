@@ -31,7 +31,7 @@ from ..actors.peer import Peer
 from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import Runtime, current_runtime, set_runtime
 from .homes import Homes
-from .hostmesh import HostMesh, HostRef, default_preload, import_path
+from .hostmesh import HostMesh, HostRef, default_preload, import_path, remember_environment
 from .identity import identity_of
 from .launch import on_user_fork
 from .life import watch_exits
@@ -76,8 +76,18 @@ class Controller:
 
     def __init__(self) -> None:
         self.secret = os.urandom(32)
+        remember_environment()
         self.io = IoThread()
         self.run_dir = make_run_dir()
+        try:
+            self._start()
+        except BaseException:  # restored, and raised again: a start that failed leaves nothing
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            self.io.stop()
+            set_runtime(None)
+            raise
+
+    def _start(self) -> None:
         proc_id, self.node_id = new_id(), f"{new_id():x}"
         address = f"unix://{self.run_dir}/{proc_id:x}.sock"
         self.node = Node(identity_of(proc_id, self.node_id, "controller", "controller", address), self.secret, self.io)

@@ -16,6 +16,7 @@ from ..actors.refs import ProcRef, new_id
 from ..actors.routing import agent_ref
 from ..actors.runtime import current_runtime
 from ..actors.supervision import Owned
+from ..actors.wire.definitions import DEFINITIONS
 from ..actors.wire.receivers import pack_for
 from .actormesh import ActorMesh, Members, running_node
 from .gather import all_of
@@ -116,6 +117,8 @@ class ProcMesh(MeshTrait):
         refs = self._members()
         shape = self.extent.region
         members = Members(name, new_id(), Class, refs)
+        members.home = node
+        DEFINITIONS.refresh(Class)
         processes.members.append(members)
         owner = current_owner(node.proc_id)
         runtime = current_runtime()

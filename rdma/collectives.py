@@ -22,7 +22,6 @@ from typing import Any, cast
 from ..actors.actor import Actor
 from ..actors.context import context
 from ..actors.endpoint import endpoint
-from ..actors.future import Future
 from ..mesh.gather import all_of
 from ..mesh.procmesh import ProcMesh
 
@@ -213,11 +212,12 @@ def destroy_process_group(procs: ProcMesh) -> None:
     _actors(procs).leave.call().get(30)
 
 
-def abort_process_group(procs: ProcMesh) -> Future[list[int]]:
+def abort_process_group(procs: ProcMesh, *, timeout: float = 30.0) -> None:
     """Make a collective that hangs raise on every member; the actors live on. Then `init_process_group` anew.
 
-    Members whose process is gone are passed over.
+    What it raises there is gloo's or NCCL's own RuntimeError: a connection was closed by its peer. Members whose
+    process is gone are passed over.
     """
     groups = _actors(procs)
     futures = [groups.slice(rank=rank).abort.call_one() for rank in range(len(groups))]
-    return all_of(futures, ignore=(Exception,), make=list)
+    all_of(futures, ignore=(Exception,)).get(timeout)

@@ -145,6 +145,21 @@ class Definitions:
             raise ValueError(f"{obj!r} is sent {how}: it has no definition")
         return entry.id
 
+    def refresh(self, obj: object) -> None:
+        """Send a class anew when what it refers to has changed, such as a helper of the notebook it was defined in.
+
+        For where new actors are spawned: a class that is merely sent keeps the version it was first sent in.
+        """
+        entry = self.find(obj)
+        if entry is None or entry is _IMPORTABLE or entry.kept is not None or not isinstance(obj, type):
+            return
+        with self._lock:
+            new = self._define(obj)
+            old_data, new_data = (pickle.loads(each.blob)[1].replace(each.id, b"") for each in (entry, new) if each.blob)
+            if old_data == new_data:
+                del self._entries[new.id]
+                self._watch(obj, entry)
+
     def blob(self, id: bytes) -> bytes:
         """What a peer needs to `learn(id)`. Raises DefinitionMissing."""
         entry = self._entries.get(id)

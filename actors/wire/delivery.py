@@ -327,9 +327,13 @@ class CreditSender:
             ready.append(item)
         return ready
 
-    def wants(self, consumed_messages_total: int) -> bool:
-        """Whether a new total changes anything soon: something waits, or a quarter of the window is outstanding."""
-        return bool(self._parked) or consumed_messages_total - self._consumed_messages > self._messages >> 2
+    def wants(self, consumed_messages_total: int, consumed_bytes_total: int) -> bool:
+        """Whether new totals change anything soon: something waits, or they are a quarter of the window ahead."""
+        return (
+            bool(self._parked)
+            or consumed_messages_total - self._consumed_messages > self._messages >> 2
+            or consumed_bytes_total - self._consumed_bytes > self._bytes >> 2
+        )
 
     def withdraw(self, item: object) -> bool:
         """Drop a waiting item; False if it does not wait (any more)."""

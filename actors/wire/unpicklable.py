@@ -33,6 +33,8 @@ def explain(obj: object, what: str, error: Exception, dump: Callable[[object], N
     seen = {id(obj)}
     visits = 0
     for _ in range(_DEPTH):
+        if _refuses_itself(culprit):
+            return UnpicklableError(f"{path}: {cause}")
         for step, part in _parts(culprit, path == what):
             visits += 1
             if id(part) in seen or visits > _VISITS:
@@ -53,6 +55,18 @@ def _refused(part: object, dump: Callable[[object], None]) -> Exception | None:
     except Exception as error:  # noqa: BLE001  (whatever a __reduce__ of the user's raises)
         return error
     return None
+
+
+def _refuses_itself(obj: object) -> bool:
+    """Whether the refusal is its class's own word, which says best what to do."""
+    own = next((base for base in type(obj).__mro__ if "__reduce__" in vars(base)), object)
+    if own.__module__ == "builtins":
+        return False
+    try:
+        obj.__reduce__()
+    except Exception:  # noqa: BLE001 - in whatever way
+        return True
+    return False
 
 
 def _reason(cause: Exception) -> str:

@@ -112,6 +112,7 @@ class Agent:
         """End every worker and every zygote, then leave."""
         for proc_id in self.launcher.live():
             self.stopping.setdefault(proc_id, "its host agent ends")
+        await self.stop(self.node, self.node.peer(self.node.proc_id), [list(self.launcher.live()), "its host agent ends", GRACE, True], b"")
         await self.launcher.close(GRACE)
         self.output.stop()
         await asyncio.sleep(0)
@@ -197,7 +198,7 @@ class Agent:
         }  # fmt: skip
         return ProcSpec(
             proc_id=ref.proc_id, name=ref.name, entry=WORKER_ENTRY, payload=msgpack.packb(payload), env=common.get("env") or {},
-            rank_env=member.get("rank_env") or {}, preload=("roost.mesh.worker", *(common.get("preload") or ())),
+            rank_env={**common.get("changed", {}), **(member.get("rank_env") or {})}, preload=("roost.mesh.worker", *(common.get("preload") or ())),
             python=member.get("python") or common.get("python"), command=tuple(member.get("command") or common.get("command") or ()) or None,
             cpus=member.get("cpus"), cwd=common.get("cwd"), sys_path=tuple(common.get("sys_path") or ()), output=self._output(ref),
         )  # fmt: skip

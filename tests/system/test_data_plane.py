@@ -190,7 +190,7 @@ def test_a_collective_that_hangs_is_aborted_and_the_actors_live_on(site: Any) ->
     port, started = Channel.open()
     hanging = [members.slice(gpus=rank).reduce_alone.call_one(port) for rank in (1, 2, 3)]
     assert sorted(started.recv().get(PATIENCE) for _ in hanging) == [1, 2, 3]
-    abort_process_group(procs).get(PATIENCE)
+    abort_process_group(procs)
     for future in hanging:
         with pytest.raises(RuntimeError, match="peer"):
             future.get(PATIENCE)
@@ -213,7 +213,7 @@ def test_a_group_is_rebuilt_after_a_member_died(site: Any) -> None:
     with pytest.raises(ActorDied):
         busy.get(PATIENCE)
     rest = procs.slice(gpus=slice(0, 3))
-    abort_process_group(rest).get(PATIENCE)
+    abort_process_group(rest)
     init_process_group(rest, timeout=PATIENCE)
     assert members.slice(gpus=slice(0, 3)).all_reduce.call(0.0).get(PATIENCE).values() == [3.0] * 3
     destroy_process_group(rest)
