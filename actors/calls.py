@@ -403,8 +403,8 @@ class Request(_Call):
             self.set_result(fields[5])
         else:
             record = fields[5]
-            kind = _KINDS.get(record["kind"])
-            self.set_exception(kind(record["text"]) if kind else RoostError(f"{record['kind']}: {record['text']}"))
+            known = _KINDS.get(record["kind"])
+            self.set_exception(known(record["text"]) if known else RoostError(f"{record['kind']}: {record['text']}"))
 
     def lost(self, peer: Peer, error: Exception) -> None:
         if peer is self.peers[0]:

@@ -384,7 +384,8 @@ class Cell:
         """Where it failed, for those who cannot look here."""
         if self.error is None or isinstance(self.error, MeshFailure):
             return ""
-        return "\n" + failure_record(self.error, self.name, "", self.node.host, os.getpid())["traceback"].rstrip()
+        trace: str = failure_record(self.error, self.name, "", self.node.host, os.getpid())["traceback"]
+        return "\n" + trace.rstrip()
 
     def statistics(self) -> dict[str, Any]:
         """Depth of the mailbox and counts, for eyes and tests."""

@@ -30,9 +30,11 @@ PULL_TIMEOUT = 60.0
 class WeightSource:
     """A state dict's versions in one process, readable by all. Send it in a message to whoever is to pull.
 
+    Publish after each optimizer step; pull in any process, any time after the first publication.
+
     >>> source = WeightSource(model.state_dict())                     # doctest: +SKIP
-    >>> source.publish(model.state_dict(), version=1)                 # after each optimizer step
-    >>> source.pull(copy.state_dict())                                # in any process
+    >>> source.publish(model.state_dict(), version=1)                 # doctest: +SKIP
+    >>> source.pull(copy.state_dict())                                # doctest: +SKIP
     1
     """
 

@@ -471,14 +471,16 @@ def test_a_get_that_times_out_cancels_the_task_at_the_actor(spawn: Spawn) -> Non
 
 
 @pytest.mark.parametrize("cls", [Player, Mixed])
-def test_a_cancelled_call_that_waits_is_never_run(spawn: Spawn, barrier: Any, cls: type) -> None:
-    one = spawn(cls, n=1).slice(gpus=0)
+def test_a_cancelled_call_that_waits_is_never_run(site: Any, barrier: Any, cls: type) -> None:
+    procs = site.spawn_procs(1)
+    one, neighbour = procs.spawn("one", cls).slice(gpus=0), procs.spawn("neighbour", Player).slice(gpus=0)
     port, receiver = Channel.open()
     holding = one.stand.call_one(barrier.path, port) if cls is Player else one.wait.call_one(port)
     receiver.recv().get(timeout=WAIT)
     kept, dropped = one.note.call_one("kept"), one.note.call_one("dropped")
     assert dropped.cancel() is True
     assert dropped.cancel() is False
+    neighbour.echo.call_one("behind it").get(timeout=WAIT)  # then the cancellation has arrived too
     if cls is Player:
         barrier.open()
     else:
