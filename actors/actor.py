@@ -10,7 +10,20 @@ from .endpoint import endpoints_of
 
 # What an actor mesh has itself; an endpoint of that name could not be reached.
 RESERVED = frozenset(
-    ["stop", "slice", "split", "flatten", "rename", "size", "sizes", "extent", "initialized", "name", "region", "statistics"]
+    [
+        "stop",
+        "slice",
+        "split",
+        "flatten",
+        "rename",
+        "size",
+        "sizes",
+        "extent",
+        "initialized",
+        "name",
+        "region",
+        "statistics",
+    ]
 )
 
 
@@ -36,7 +49,8 @@ class Actor:
         taken = sorted(RESERVED & set(endpoints_of(cls)))
         if taken:
             raise ValueError(
-                f"{cls.__qualname__}: an endpoint cannot be called {', '.join(map(repr, taken))}, an actor mesh has that itself; rename it"
+                f"{cls.__qualname__}: an endpoint cannot be called {', '.join(map(repr, taken))}: "
+                "an actor mesh has that itself; rename it"
             )
 
     @cached_property
@@ -46,5 +60,3 @@ class Actor:
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__}>"
-
-

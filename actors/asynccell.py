@@ -80,7 +80,7 @@ class _AsyncHome:
             return
 
     def drain(self) -> None:
-        """Start what can be started: the next message, or the concurrent ones while an async endpoint holds the actor."""
+        """Start the next message, or only concurrent ones while an async endpoint holds the actor."""
         self.scheduled = False
         cell = self.cell
         for _ in range(BURST):
@@ -183,7 +183,7 @@ class _AsyncHome:
         if asyncio.iscoroutinefunction(hook):
             try:
                 self.loop.run_until_complete(hook(cell.error))
-            except Exception:  # noqa: BLE001 - the actor ends all the same
+            except Exception:
                 logger.exception("%s: __cleanup__ raised", cell.name)
         else:
             cell.cleanup()
@@ -193,7 +193,9 @@ class _AsyncHome:
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
 
-def supervise_async(cell: Cell, hook: Any, failure: MeshFailure, answer: Callable[[bool, BaseException | None], None]) -> None:
+def supervise_async(
+    cell: Cell, hook: Any, failure: MeshFailure, answer: Callable[[bool, BaseException | None], None]
+) -> None:
     """Run an async `__supervise__` as a task of the actor's loop."""
 
     async def ask() -> None:
@@ -210,5 +212,3 @@ def supervise_async(cell: Cell, hook: Any, failure: MeshFailure, answer: Callabl
 
     cell.supervising += 1
     asyncio.get_event_loop().create_task(ask())
-
-

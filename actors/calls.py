@@ -233,7 +233,13 @@ class MeshCall(_Call):
     __slots__ = ("answers", "errors", "fail_fast", "failing", "gather", "left")
 
     def __init__(
-        self, node: Node, about: str, peers: Sequence[Peer], gather: Callable[[list[Any]], Any], *, fail_fast: bool = True
+        self,
+        node: Node,
+        about: str,
+        peers: Sequence[Peer],
+        gather: Callable[[list[Any]], Any],
+        *,
+        fail_fast: bool = True,
     ) -> None:
         super().__init__(node, about, peers)
         self.gather = gather
@@ -315,9 +321,16 @@ class MeshCall(_Call):
             first.running = running
         elif len(failures) > 1 or running:
             also = "; ".join(f"rank {rank}: {error}" for rank, error in failures[1:])
-            first.add_note("\n".join(
-                part for part in (f"also failed: {also}" if also else "",
-                                  f"still running: ranks {list(running)}" if running else "") if part))  # fmt: skip
+            first.add_note(
+                "\n".join(
+                    part
+                    for part in (
+                        f"also failed: {also}" if also else "",
+                        f"still running: ranks {list(running)}" if running else "",
+                    )
+                    if part
+                )
+            )
         return first
 
 
@@ -371,7 +384,9 @@ class StreamCall(_Call):
     def rank_lost(self, rank: int, error: Exception) -> None:
         """A rank will never answer."""
         if rank not in self.gone:
-            self._arrived(rank, lambda future: future.set_exception(about_call(error, f"{self.about} at rank {rank}", rank)))
+            self._arrived(
+                rank, lambda future: future.set_exception(about_call(error, f"{self.about} at rank {rank}", rank))
+            )
 
     def _arrived(self, rank: int, complete: Callable[[RankFuture], object]) -> None:
         self.gone.add(rank)
@@ -412,7 +427,9 @@ class Request(_Call):
             self._fail(error)
 
 
-def request(node: Node, where: ProcRef | Peer, method: str, *arguments: Any, body: bodies.Body | None = None) -> Request:
+def request(
+    node: Node, where: ProcRef | Peer, method: str, *arguments: Any, body: bodies.Body | None = None
+) -> Request:
     """Ask a process for something; the answer is a Future of plain values."""
     peer = where if isinstance(where, Peer) else node.peer_at(where)
     call = Request(node, f"{method} at {peer.name}", peer)
@@ -474,7 +491,9 @@ class Sender:
         Sender.one(node, call, peer, actor, rank, envelope, bodies.Body(None, [data], len(data)))
 
     @staticmethod
-    def one(node: Node, call: OneCall | None, peer: Peer, actor: int, rank: int, envelope: bytes, body: bodies.Body) -> None:
+    def one(
+        node: Node, call: OneCall | None, peer: Peer, actor: int, rank: int, envelope: bytes, body: bodies.Body
+    ) -> None:
         """Send to one rank, or wait for credit, or fail with Busy."""
         defer = call is not None and len(node.pending) > 1
         if call is not None:
@@ -494,14 +513,18 @@ class Sender:
                     call.parked = send
                 account.park(send, body.nbytes)
                 return
-        error = Busy(f"{peer.name} has not consumed {account.statistics().outstanding_messages} messages; wait for answers")
+        error = Busy(
+            f"{peer.name} has not consumed {account.statistics().outstanding_messages} messages; wait for answers"
+        )
         if call is None:
             raise error
         call._unregister()
         call._settle(_FAILED, error)
 
     @staticmethod
-    def _post(node: Node, call: OneCall | None, peer: Peer, rank: int, envelope: bytes, body: bodies.Body, defer: bool) -> None:
+    def _post(
+        node: Node, call: OneCall | None, peer: Peer, rank: int, envelope: bytes, body: bodies.Body, defer: bool
+    ) -> None:
         try:
             seq = node.post(peer, f.CALL, envelope, body, rank=rank, defer=defer)
         except MeshFailure as error:
@@ -514,9 +537,13 @@ class Sender:
 
     @staticmethod
     def many(
-        node: Node, call: MeshCall | StreamCall | None, targets: Sequence[tuple[Peer, int]], actor: int,
-        envelope: Callable[[Any], bytes], packed: pickling.Packed,
-    ) -> None:  # fmt: skip
+        node: Node,
+        call: MeshCall | StreamCall | None,
+        targets: Sequence[tuple[Peer, int]],
+        actor: int,
+        envelope: Callable[[Any], bytes],
+        packed: pickling.Packed,
+    ) -> None:
         """Send to many ranks, pickled once, copied at most once a host; ranks without credit wait for it on their own.
 
         `envelope(layout)` makes the envelope; it differs only where some get a pool segment and others the bytes.
@@ -533,9 +560,13 @@ class Sender:
 
     @staticmethod
     def _group(
-        node: Node, call: MeshCall | StreamCall | None, targets: Sequence[tuple[Peer, int]], actor: int,
-        envelope: Callable[[Any], bytes], body: bodies.Body,
-    ) -> None:  # fmt: skip
+        node: Node,
+        call: MeshCall | StreamCall | None,
+        targets: Sequence[tuple[Peer, int]],
+        actor: int,
+        envelope: Callable[[Any], bytes],
+        body: bodies.Body,
+    ) -> None:
         encoded = envelope(body.layout)
         ready: list[tuple[Peer, int]] = []
         failed: list[tuple[int, Exception]] = []

@@ -42,9 +42,17 @@ class Cell:
     """One actor of this process. `run()` is the life of its home thread."""
 
     def __init__(
-        self, node: Node, actor_id: int, name: str, rank: int, shape: Any, owner: ActorId, *,
-        make: Callable[[], tuple[type, tuple[Any, ...], dict[str, Any]]], started: Callable[[Cell, BaseException | None], None],
-    ) -> None:  # fmt: skip
+        self,
+        node: Node,
+        actor_id: int,
+        name: str,
+        rank: int,
+        shape: Any,
+        owner: ActorId,
+        *,
+        make: Callable[[], tuple[type, tuple[Any, ...], dict[str, Any]]],
+        started: Callable[[Cell, BaseException | None], None],
+    ) -> None:
         self.node = node
         self.actor_id = actor_id
         self.name = name
@@ -226,7 +234,10 @@ class Cell:
         if message.flags & WANTS_ANSWER:
             self.answer_error(message, error)
             return
-        self.die(error, f"{self.name}.{message.method} raised {type(error).__name__}: {error}, and nobody waits for its answer")
+        self.die(
+            error,
+            f"{self.name}.{message.method} raised {type(error).__name__}: {error}, and nobody waits for its answer",
+        )
 
     def answer(self, message: Message, value: Any, info: EndpointInfo) -> None:
         """Send the value, gathered with others where the endpoint is quick and more messages wait."""
@@ -280,7 +291,9 @@ class Cell:
             logger.debug("the caller of %s.%s is gone: %s", self.name, message.method, gone)
 
     def _answer_cancelled(self, message: Message, how: str) -> None:
-        self.answer_error(message, SupervisionError(f"{self.name}.{message.method} was cancelled: {how}"), cancelled=how)
+        self.answer_error(
+            message, SupervisionError(f"{self.name}.{message.method} was cancelled: {how}"), cancelled=how
+        )
 
     # supervision
 
@@ -331,7 +344,7 @@ class Cell:
         for mesh in reversed(self.owned):
             try:
                 mesh.stop(f"{self.name}, which spawned it, has ended").get(timeout=CLEANUP_TIMEOUT)
-            except Exception:  # noqa: BLE001 - the next mesh must be stopped all the same
+            except Exception:
                 logger.warning("%s could not stop %r", self.name, mesh, exc_info=True)
         self.owned.clear()
 
@@ -343,7 +356,7 @@ class Cell:
         enter(Message.of_cell(self))
         try:
             hook(self.error)
-        except Exception:  # noqa: BLE001 - the actor ends all the same
+        except Exception:
             logger.exception("%s: __cleanup__ raised", self.name)
 
     def _end(self) -> None:
@@ -390,6 +403,10 @@ class Cell:
     def statistics(self) -> dict[str, Any]:
         """Depth of the mailbox and counts, for eyes and tests."""
         return {
-            "name": self.name, "rank": self.rank, "state": self.state, "waiting": self.queue.qsize() + len(self.backlog), "handled": self.handled,
+            "name": self.name,
+            "rank": self.rank,
+            "state": self.state,
+            "waiting": self.queue.qsize() + len(self.backlog),
+            "handled": self.handled,
             "failed": self.failed,
-        }  # fmt: skip
+        }

@@ -19,8 +19,8 @@ class Message:
     """One call as it waits and runs at its actor."""
 
     __slots__ = (
-        "buffers", "call_id", "cancelled", "cell", "data", "flags", "method", "nbytes", "peer", "rank", "running", "shape",
-        "task",
+        "buffers", "call_id", "cancelled", "cell", "data", "flags", "method", "nbytes", "peer", "rank", "running",
+        "shape", "task",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +48,7 @@ class Message:
         return self.peer.proc_id, self.call_id
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Unpickle the arguments; their bytes are forgotten, so that their memory goes with the arguments themselves."""
+        """Unpickle the arguments, and forget their bytes: their memory goes with the arguments themselves."""
         args, kwargs = cast(tuple[tuple[Any, ...], dict[str, Any]], pickling.unpack(self.data, self.buffers))
         self.data, self.buffers = b"", []
         return args, kwargs

@@ -32,7 +32,7 @@ class EndpointInfo:
 
 
 class EndpointDefinition(Generic[P, R]):
-    """What `@endpoint` leaves in the class: on a mesh it is called by `.call` and its kin, on the actor itself directly."""
+    """What `@endpoint` leaves in the class: called by `.call` and its kin on a mesh, directly on the actor itself."""
 
     def __init__(self, function: Callable[..., Any], *, concurrent: bool, explicit_response_port: bool) -> None:
         self.function = function
@@ -45,10 +45,13 @@ class EndpointDefinition(Generic[P, R]):
             raise TypeError(f"endpoint {function.__qualname__} takes no `self`")
         skip = 2 if explicit_response_port else 1
         self.signature = inspect.signature(function).replace(parameters=parameters[skip:])
-        self._free = all(
-            p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in self.signature.parameters.values()
-        ) and len(self.signature.parameters) == 2
-        simple = [p for p in self.signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._free = (
+            all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in self.signature.parameters.values())
+            and len(self.signature.parameters) == 2
+        )
+        simple = [
+            p for p in self.signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
         self._plain = len(simple) == len(self.signature.parameters)
         self._most = len(simple)
         self._least = sum(p.default is p.empty for p in simple)
@@ -64,7 +67,9 @@ class EndpointDefinition(Generic[P, R]):
 
     def info(self) -> EndpointInfo:
         """What dispatch needs."""
-        return EndpointInfo(self.name, self.function, concurrent=self.concurrent, explicit_port=self.explicit_response_port)
+        return EndpointInfo(
+            self.name, self.function, concurrent=self.concurrent, explicit_port=self.explicit_response_port
+        )
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError, with the signature, when the arguments do not fit it (0.1 us where all are positional)."""
@@ -92,7 +97,12 @@ def endpoint(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> MeshEndpoin
 def endpoint(method: Callable[Concatenate[Any, P], R]) -> MeshEndpoint[P, R]: ...
 @overload
 def endpoint(
-    method: None = None, *, concurrent: bool = ..., explicit_response_port: bool = ..., propagate: Any = ..., instrument: bool = ...
+    method: None = None,
+    *,
+    concurrent: bool = ...,
+    explicit_response_port: bool = ...,
+    propagate: Any = ...,
+    instrument: bool = ...,
 ) -> Callable[[Callable[Concatenate[Any, P], Any]], MeshEndpoint[P, Any]]: ...
 def endpoint(
     method: Any = None,
@@ -130,7 +140,9 @@ def endpoint(
                 f"{function.__qualname__} yields: endpoints return one value; return a list, or send items to a Port"
             )
         if concurrent and not inspect.iscoroutinefunction(function):
-            raise ValueError(f"{function.__qualname__} is concurrent and must be `async def`: concurrent endpoints share a thread")
+            raise ValueError(
+                f"{function.__qualname__} is concurrent and must be `async def`: concurrent endpoints share a thread"
+            )
         return EndpointDefinition(function, concurrent=concurrent, explicit_response_port=explicit_response_port)
 
     return make if method is None else make(method)

@@ -1,14 +1,14 @@
 """What can go wrong, by whose fault; every text says what happened, where, and what to do next.
 
-    RoostError
-      ActorError         an endpoint raised: caught also by the type of what it raised
-      CallTimeout        a deadline of the caller passed (also a TimeoutError)
-      Busy               the sender's own bound of unsent messages is full
-      MeshFailure        something that a mesh owns has failed
-        SupervisionError   a call cannot be answered any more (also a RuntimeError)
-          ActorDied          the actor, or its process, is gone
-          Unreachable        its host cannot be reached; the call may have run
-          ActorStopped       it was stopped on purpose
+RoostError
+  ActorError         an endpoint raised: caught also by the type of what it raised
+  CallTimeout        a deadline of the caller passed (also a TimeoutError)
+  Busy               the sender's own bound of unsent messages is full
+  MeshFailure        something that a mesh owns has failed
+    SupervisionError   a call cannot be answered any more (also a RuntimeError)
+      ActorDied          the actor, or its process, is gone
+      Unreachable        its host cannot be reached; the call may have run
+      ActorStopped       it was stopped on purpose
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class ActorError(RoostError):
         lines = [f"{self.actor}.{self.endpoint} raised {name} at rank {self.rank} on {self.host} (pid {self.pid})"]
         text = self.remote_traceback.rstrip()
         if text:
-            lines.append(text.replace("Traceback (most recent call last):", "Traceback on the actor (most recent call last):"))
+            lines.append(
+                text.replace("Traceback (most recent call last):", "Traceback on the actor (most recent call last):")
+            )
         if self.others:
             lines.append("also failed: " + "; ".join(f"rank {rank}: {_short(error)}" for rank, error in self.others))
         if self.running:
@@ -117,7 +119,14 @@ class MeshFailure(RoostError):
         return "\n".join(lines)
 
     def __reduce__(self) -> Any:
-        return _rebuild_failure, (type(self), self.args[0], self.mesh_name, self.crashed_ranks, self.cause, self.exit_report)
+        return _rebuild_failure, (
+            type(self),
+            self.args[0],
+            self.mesh_name,
+            self.crashed_ranks,
+            self.cause,
+            self.exit_report,
+        )
 
 
 def _rebuild_failure(kind: type[MeshFailure], text: str, mesh: str, ranks: Any, cause: Any, report: Any) -> MeshFailure:
@@ -203,7 +212,9 @@ def _joint_type(kind: type[BaseException]) -> type[ActorError]:
     joint: type[ActorError] = ActorError
     if issubclass(kind, Exception) and not issubclass(kind, (*_UNRAISABLE, asyncio.CancelledError, ActorError)):
         try:
-            joint = type(kind.__name__, (ActorError, kind), {"__module__": kind.__module__, "__reduce__": _reduce_joint})
+            joint = type(
+                kind.__name__, (ActorError, kind), {"__module__": kind.__module__, "__reduce__": _reduce_joint}
+            )
             joint.__qualname__ = kind.__qualname__
         except TypeError:  # layouts that cannot be joined: the original is still there as `.original`
             joint = ActorError
@@ -264,7 +275,9 @@ def from_record(record: dict[str, Any], rank: int, original: BaseException | Non
     if original is None:
         original = RemoteException(f"{record['type']}: {record['text']}")
     if isinstance(original, ActorError):  # from an actor that this one called: it keeps where it began
-        original.add_note(f"passed on by {record['actor']}.{record['endpoint']} on {record['host']} (pid {record['pid']})")
+        original.add_note(
+            f"passed on by {record['actor']}.{record['endpoint']} on {record['host']} (pid {record['pid']})"
+        )
         return original
     error = join(original)
     error.remote_traceback = record["traceback"]

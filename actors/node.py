@@ -16,8 +16,8 @@ import logging
 import os
 import socket
 import threading
-from collections import deque
 from _thread import get_ident
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,7 +126,14 @@ class Node:
     # sending, from any thread
 
     def post(
-        self, peer: Peer, kind: int, envelope: bytes, body: bodies.Body | None = None, *, rank: int = 0, defer: bool = False
+        self,
+        peer: Peer,
+        kind: int,
+        envelope: bytes,
+        body: bodies.Body | None = None,
+        *,
+        rank: int = 0,
+        defer: bool = False,
     ) -> int:
         """Send one sequenced frame to `peer`, at once if there is a route, else when there is one.
 
@@ -144,16 +151,29 @@ class Node:
             return peer.outbox.next_seq - 1
 
     def post_small(self, peer: Peer, kind: int, envelope: bytes, data: bytes, rank: int, defer: bool) -> int:
-        """`post` for a body that is a pickle alone, without buffers or definitions: the hot path, one buffer a frame."""
+        """`post` for a body that is a pickle alone, without buffers or definitions: the hot path."""
         with peer.lock:
             if peer.dead is not None or self.closed:
                 raise peer.dead or self.left()
             outbox, where = peer.outbox, peer.where
             seq = outbox.next_seq
-            frame = _HEADER_PACK(
-                f.MAGIC, f.VERSION, kind, len(envelope), len(data), peer.proc_id, self.proc_id, seq, peer.inbox.next_seq,
-                where.epoch if where is not None else 0, rank,
-            ) + envelope + data  # fmt: skip
+            frame = (
+                _HEADER_PACK(
+                    f.MAGIC,
+                    f.VERSION,
+                    kind,
+                    len(envelope),
+                    len(data),
+                    peer.proc_id,
+                    self.proc_id,
+                    seq,
+                    peer.inbox.next_seq,
+                    where.epoch if where is not None else 0,
+                    rank,
+                )
+                + envelope
+                + data
+            )
             peer.owed = peer.owed_bytes = 0
             outbox.push(frame, len(frame))
             link = peer.link
@@ -179,9 +199,18 @@ class Node:
         size, parts = (body.nbytes, body.parts) if body is not None else (0, ())
         epoch = peer.where.epoch if peer.where is not None else 0
         head = f.HEADER.pack(
-            f.MAGIC, f.VERSION, kind, len(envelope), size, peer.proc_id, self.proc_id, peer.outbox.next_seq,
-            peer.inbox.next_seq, epoch, rank,
-        )  # fmt: skip
+            f.MAGIC,
+            f.VERSION,
+            kind,
+            len(envelope),
+            size,
+            peer.proc_id,
+            self.proc_id,
+            peer.outbox.next_seq,
+            peer.inbox.next_seq,
+            epoch,
+            rank,
+        )
         peer.owed = peer.owed_bytes = 0
         nbytes = f.HEADER_SIZE + len(envelope) + size
         if nbytes <= SMALL_FRAME:
@@ -229,7 +258,9 @@ class Node:
         parts = f.build(kind, dst, self.proc_id, f.packb(fields) if fields is not None else b"", ack=ack)
         link.send(parts, len(parts[0]))
 
-    def cast(self, targets: Sequence[tuple[Peer, int]], envelope: bytes, body: bodies.Body) -> list[tuple[int, Exception]]:
+    def cast(
+        self, targets: Sequence[tuple[Peer, int]], envelope: bytes, body: bodies.Body
+    ) -> list[tuple[int, Exception]]:
         """Send one CALL to many ranks: to those on this host directly, to others one copy a host through its agent.
 
         Returns (rank, error) of those that are known to be dead.
@@ -262,10 +293,14 @@ class Node:
         where = group[0][0].where
         assert where is not None
         fields = [
-            f.CALL, envelope, where.epoch, [peer.proc_id for peer, *_ in group],
-            run_lengths([seq for _, _, seq, _, _ in group]), run_lengths([ack for _, _, _, ack, _ in group]),
+            f.CALL,
+            envelope,
+            where.epoch,
+            [peer.proc_id for peer, *_ in group],
+            run_lengths([seq for _, _, seq, _, _ in group]),
+            run_lengths([ack for _, _, _, ack, _ in group]),
             [rank for _, rank, *_ in group],
-        ]  # fmt: skip
+        ]
         parts = f.build(f.CAST, where.agent_id, self.proc_id, f.packb(fields), body.parts)
         group[0][4].send(parts, sum(map(len, parts)))
 
@@ -361,15 +396,15 @@ class Node:
             raise ProtocolError(f"{peer.name} sent a frame of kind {kind}, which this version does not know")
         take(peer, kind | rank << 8, fields, body)
 
-    def _refuse_epoch(
-        self, peer: Peer, kind: int, epoch: int, fields: list[Any], nbytes: int
-    ) -> tuple[int, list[Any]]:
+    def _refuse_epoch(self, peer: Peer, kind: int, epoch: int, fields: list[Any], nbytes: int) -> tuple[int, list[Any]]:
         """A frame for another epoch of this mesh: its number is taken, its content is not."""
         assert self.ref is not None
         self.refused += 1
         if kind == f.CALL:
             self.answer_error(
-                peer, fields[3], f"{self.name} is at epoch {self.ref.epoch} of its mesh, this call was for epoch {epoch}"
+                peer,
+                fields[3],
+                f"{self.name} is at epoch {self.ref.epoch} of its mesh, this call was for epoch {epoch}",
             )
         return f.TOMBSTONE, [fields[1] if kind == f.CALL else SYSTEM_ACTOR, nbytes if kind == f.CALL else 0]
 
@@ -519,7 +554,7 @@ class Node:
     async def _serve_later(self, peer: Peer, call: int, flags: int, answer: Any) -> None:
         try:
             value = await answer
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
+        except Exception as error:
             logger.debug("a request of %s failed", peer.name, exc_info=True)
             self.answer_error(peer, call, str(error) or type(error).__name__, type(error).__name__)
             return

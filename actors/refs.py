@@ -42,8 +42,15 @@ class ProcRef:
 
     def to_wire(self) -> list[Any]:
         return [
-            self.proc_id, self.name, self.node_id, self.host, self.address, self.agent_id, self.agent_address, self.epoch,
-        ]  # fmt: skip
+            self.proc_id,
+            self.name,
+            self.node_id,
+            self.host,
+            self.address,
+            self.agent_id,
+            self.agent_address,
+            self.epoch,
+        ]
 
     @classmethod
     def from_wire(cls, values: list[Any]) -> ProcRef:

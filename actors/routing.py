@@ -99,7 +99,8 @@ class Routing:
 
     def _give_up(self, peer: Peer, why: str) -> None:
         text = (
-            f"{peer.name} could not be reached for {LINK_TIMEOUT:g} s ({why}); it may live, and what it was asked may have run"
+            f"{peer.name} could not be reached for {LINK_TIMEOUT:g} s ({why}); "
+            "it may live, and what it was asked may have run"
         )
         lost = Unreachable(text, mesh_name=peer.name)
         self.node.on_unreachable(peer, lost)
@@ -232,7 +233,7 @@ class Routing:
         try:
             link = self.links.get(agent) or await self._dial(address)
         except (DialError, AddressError) as error:
-            logger.warning("%s cannot pass frames on to %s: %s", self.node.name, address, error)
+            logger.info("%s cannot pass frames on to %s: %s", self.node.name, address, error)
             for _, nbytes in self._waiting.pop(dst, ()):
                 self._waiting_bytes -= nbytes
             return
@@ -259,7 +260,9 @@ class Routing:
             envelope, body, segment = self._pooled(near, envelope, body)
         size = len(body)
         for dst, seq, ack, rank in zip(destinations, expand(seqs, count), expand(acks, count), ranks, strict=True):
-            head = f.HEADER.pack(f.MAGIC, f.VERSION, kind, len(envelope), size, dst, peer.proc_id, seq, ack, epoch, rank)
+            head = f.HEADER.pack(
+                f.MAGIC, f.VERSION, kind, len(envelope), size, dst, peer.proc_id, seq, ack, epoch, rank
+            )
             parts = [head + envelope, body] if size else [head + envelope]
             if segment is not None:
                 self.node.announce(self.node.peer(dst), self.links[dst], segment)
@@ -342,5 +345,12 @@ def agent_ref(where: Any) -> Any:
     from .refs import ProcRef
 
     return ProcRef(
-        where.agent_id, f"agent of {where.host}", "", where.host, where.agent_address, where.agent_id, where.agent_address, 0
+        where.agent_id,
+        f"agent of {where.host}",
+        "",
+        where.host,
+        where.agent_address,
+        where.agent_id,
+        where.agent_address,
+        0,
     )

@@ -47,7 +47,7 @@ class Runtime:
         while self.at_end:
             try:
                 self.at_end.pop()()
-            except Exception:  # noqa: BLE001 - the others must end all the same
+            except Exception:
                 logger.exception("%s: an end handler raised", self.node.name)
 
     # calls

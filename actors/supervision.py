@@ -186,7 +186,9 @@ class Supervisor:
             found = self.actors[actor_id, proc_id] = Failure(self, None, ActorId(0, 0))
         return found
 
-    def actor_failed(self, actor_id: int, rank: int, name: str, reason: str, record: dict[str, Any], proc_id: int) -> None:
+    def actor_failed(
+        self, actor_id: int, rank: int, name: str, reason: str, record: dict[str, Any], proc_id: int
+    ) -> None:
         """A process tells that an actor there has failed."""
         for owned in self.owned:
             if owned.actor_id == actor_id and not owned.stopping and rank not in owned.broken:
@@ -234,7 +236,11 @@ class Supervisor:
 
     def settle(self) -> list[MeshFailure]:
         """At the end of the program: the failures that nobody has seen."""
-        unseen = [failure.error for failure in self.held if failure.error is not None and not failure.handled and not failure._over]
+        unseen = [
+            failure.error
+            for failure in self.held
+            if failure.error is not None and not failure.handled and not failure._over
+        ]
         self.held.clear()
         return unseen
 

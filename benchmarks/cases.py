@@ -349,10 +349,7 @@ CASES = {
         Case("pipelined", pipelined),
         *(Case(f"call-{n}", mesh_call(n), pin=True) for n in (2, 8, 32)),
         *(Case(f"echo-{size}", echo(size, False), timeout=120.0, heavy=size > 64) for size in (1, 64, 512)),
-        *(
-            Case(f"echo-tensor-{size}", echo(size, True), timeout=120.0, heavy=size != 64)
-            for size in (1, 64, 512)
-        ),
+        *(Case(f"echo-tensor-{size}", echo(size, True), timeout=120.0, heavy=size != 64) for size in (1, 64, 512)),
         Case("read-256", one_sided),
         Case("dataclass", record, pin=True),
     )

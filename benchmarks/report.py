@@ -62,9 +62,7 @@ def _latency_rows() -> Iterator[Row]:
     for prefix, label in labels.items():
         for share in ("p50", "p99"):
             for pinned in (False, True):
-                yield Row(
-                    f"{label} {share}{', one core' * pinned}", Key("roundtrip", f"{prefix}{share}_us", pinned)
-                )
+                yield Row(f"{label} {share}{', one core' * pinned}", Key("roundtrip", f"{prefix}{share}_us", pinned))
     for n in (2, 8, 32):
         for share in ("p50", "p99"):
             for pinned in (False, True):
@@ -148,9 +146,7 @@ class Results:
 
     def values(self, peer: str, key: Key) -> list[float]:
         """One value a round."""
-        return [
-            entry["metrics"][key.metric] for entry in self._of(peer, key) if key.metric in entry["metrics"]
-        ]
+        return [entry["metrics"][key.metric] for entry in self._of(peer, key) if key.metric in entry["metrics"]]
 
     def median(self, peer: str, key: Key) -> float | None:
         """Over the rounds; None where nothing was measured."""
@@ -270,9 +266,7 @@ def render(record: dict[str, Any], markdown: bool = False) -> str:
     for section, rows in SECTIONS.items():
         wanted = [row for row in rows() if results.has(row)]
         if wanted:
-            columns = [
-                peer for peer in results.peers() if any(results.values(peer, row.key) for row in wanted)
-            ]
+            columns = [peer for peer in results.peers() if any(results.values(peer, row.key) for row in wanted)]
             body = [[row.label, *(cell(results, peer, row.key) for peer in columns)] for row in wanted]
             parts.append(f"{'### ' * markdown}{section}\n\n" + table([" ", *columns], body, markdown))
     body = [list(judge(results, target)) for target in _targets()]

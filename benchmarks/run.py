@@ -80,9 +80,7 @@ def follow(reader: int, process: subprocess.Popen[bytes], result: Result, timeou
     deadline, buffer, measured, closed = time.monotonic() + timeout, b"", False, False
     while not (closed or (process.poll() is not None and not select.select([reader], [], [], 0)[0])):
         if time.monotonic() > deadline:
-            late = (
-                f"closing after {CLOSING_SECONDS:.0f} s" if measured else f"measuring after {timeout:.0f} s"
-            )
+            late = f"closing after {CLOSING_SECONDS:.0f} s" if measured else f"measuring after {timeout:.0f} s"
             result.error = result.error or f"still {late}"
             return
         if not select.select([reader], [], [], 0.05)[0]:
@@ -178,9 +176,7 @@ def machine() -> dict[str, object]:
 def versions(peers: list[str]) -> dict[str, str]:
     """The version of every peer and of its torch."""
     distributions = {"monarch": "torchmonarch", "raw": "torch"}
-    code = (
-        "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
-    )
+    code = "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
     found = {}
     for peer in peers:
         names = dict.fromkeys((distributions.get(peer, peer), "torch", "numpy"))

@@ -1,7 +1,7 @@
 """Jobs: where the hosts of a script come from.
 
-`ProcessJob` makes hosts of agent processes on this machine, each with a node id of its own: between them everything goes
-over tcp, as it does between machines. It is what a script is tried with before it runs on an allocation.
+`ProcessJob` makes hosts of agent processes on this machine, each with a node id of its own: between them everything
+goes over tcp, as it does between machines. It is what a script is tried with before it runs on an allocation.
 """
 
 from __future__ import annotations
@@ -84,5 +84,7 @@ class ProcessJob:
     def __enter__(self) -> ProcessJob:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.kill()

@@ -128,7 +128,9 @@ class Run:
         generator = await self.spawn_generator(index)
         report = error.exit_report
         how = (report.signal or f"exit code {report.code}") if report is not None else type(error).__name__
-        self.event(f"{owner} was lost ({how}); a fresh one is up at version {self.version}, {lost} prompts are dealt again")
+        self.event(
+            f"{owner} was lost ({how}); a fresh one is up at version {self.version}, {lost} prompts are dealt again"
+        )
         return generator
 
     async def train(self) -> None:
@@ -179,13 +181,21 @@ class Run:
         generators = self.idle["generators"] / self.args.ranks
         self.idle["generators"] = self.idle["trainer"] = 0.0
         record = StepRecord(
-            step=self.version, seconds=self.seconds_before + time.perf_counter() - self.begin,
+            step=self.version,
+            seconds=self.seconds_before + time.perf_counter() - self.begin,
             reward=sum(float(group.rewards.mean()) for group in groups) / len(groups),
-            staleness=sum(ages) / len(ages), max_staleness=max(ages), tokens_per_s=sum(group.count for group in groups) / took,
-            trainer_idle=min(waited / took, 1.0), generator_idle=min(generators / took, 1.0), pull_ms=self.pull_ms,
-            loss=metrics.loss, entropy=metrics.entropy, clip_fraction=metrics.clip_fraction, kl=metrics.kl_behaviour,
+            staleness=sum(ages) / len(ages),
+            max_staleness=max(ages),
+            tokens_per_s=sum(group.count for group in groups) / took,
+            trainer_idle=min(waited / took, 1.0),
+            generator_idle=min(generators / took, 1.0),
+            pull_ms=self.pull_ms,
+            loss=metrics.loss,
+            entropy=metrics.entropy,
+            clip_fraction=metrics.clip_fraction,
+            kl=metrics.kl_behaviour,
             dropped=self.buffer.statistics().dropped,
-        )  # fmt: skip
+        )
         self.history.records.append(record)
         self.view.step(record)
         with (self.out / "metrics.jsonl").open("a") as file:
@@ -247,10 +257,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--terms", type=int, default=2, help="numbers in a sum")
     parser.add_argument("--digits", type=int, default=1, help="digits of a number, at most")
-    parser.add_argument("--staleness", type=int, default=RunConfig().max_staleness, help="versions a rollout may be behind")
+    parser.add_argument(
+        "--staleness", type=int, default=RunConfig().max_staleness, help="versions a rollout may be behind"
+    )
     parser.add_argument("--kl", type=float, default=0.0, help="weight of the KL to the reference policy")
     parser.add_argument("--warmup-steps", type=int, default=RunConfig().warmup_steps)
-    parser.add_argument("--kill-generator-at", type=int, metavar="STEP", help="send SIGKILL to a generator at this step")
+    parser.add_argument(
+        "--kill-generator-at", type=int, metavar="STEP", help="send SIGKILL to a generator at this step"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     args = parser.parse_args()
     if args.ranks < 1:
@@ -274,9 +288,14 @@ def main() -> None:
     args = parse()
     task = TaskConfig(num_terms=args.terms, max_digits=args.digits)
     config = replace(
-        RunConfig(), seed=args.seed, steps=args.steps, task=task, max_staleness=args.staleness, kl_coef=args.kl,
+        RunConfig(),
+        seed=args.seed,
+        steps=args.steps,
+        task=task,
+        max_staleness=args.staleness,
+        kl_coef=args.kl,
         warmup_steps=args.warmup_steps,
-    )  # fmt: skip
+    )
     torch.set_num_threads(1)
     with fresh(args.out, args.resume), RunView(config.steps) as view:
         run = Run(config, args, view)
@@ -284,7 +303,12 @@ def main() -> None:
             summary = asyncio.run(run.whole())
         finally:
             if run.history.records:
-                plot_run(*run.history.shown(), args.out / "reward.png", run.history.events, title=f"GRPO on {task.describe()}")
+                plot_run(
+                    *run.history.shown(),
+                    args.out / "reward.png",
+                    run.history.events,
+                    title=f"GRPO on {task.describe()}",
+                )
             roost.shutdown()
     (args.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(

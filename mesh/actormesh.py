@@ -24,8 +24,7 @@ from ..actors.node import SMALL_FRAME, Node, current_node
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
 from ..actors.wire import frame as f
-from ..actors.wire import pickling
-from ..actors.wire import receivers
+from ..actors.wire import pickling, receivers
 from ..actors.wire.receivers import pack_for
 from .gather import all_of
 from .shape import MeshTrait, Shape
@@ -117,7 +116,7 @@ class ActorMesh(MeshTrait):
         return self._members.started
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop the actors after the messages that wait: meshes they spawned first, then `__cleanup__`. Starts at once."""
+        """Stop the actors after the messages that wait, meshes they spawned first. Starts at once."""
         members = self._members
         node = running_node()
         if members.stopped:
@@ -184,7 +183,9 @@ class MeshEndpoint(Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], only: int | None = None
     ) -> tuple[Node, list[Peer], pickling.Packed]:
         if self._members.stopped:
-            raise ActorStopped(f"{self._about}: the mesh has been stopped: {self._members.stopped}", mesh_name=self._members.name)
+            raise ActorStopped(
+                f"{self._about}: the mesh has been stopped: {self._members.stopped}", mesh_name=self._members.name
+            )
         self._definition.check(args, kwargs)
         home = self._members.home
         if home is not None and home.closed:
@@ -208,7 +209,9 @@ class MeshEndpoint(Generic[P, R]):
         """
         node, peers, packed = self._begin(args, kwargs)
         if len(peers) != 1:
-            raise ValueError(f"call_one is for a mesh of one, {self._members.name!r} has {len(peers)}: slice it, or use call")
+            raise ValueError(
+                f"call_one is for a mesh of one, {self._members.name!r} has {len(peers)}: slice it, or use call"
+            )
         return self._send_one(node, peers[0], 0, packed)
 
     def _send_one(self, node: Node, peer: Peer, rank: int, packed: pickling.Packed) -> Future[R]:
@@ -258,9 +261,19 @@ class MeshEndpoint(Generic[P, R]):
         self._send_many(node, None, peers, packed, 0, 0)
 
     def _send_many(
-        self, node: Node, call: MeshCall | StreamCall | None, peers: list[Peer], packed: pickling.Packed, number: int, flags: int
+        self,
+        node: Node,
+        call: MeshCall | StreamCall | None,
+        peers: list[Peer],
+        packed: pickling.Packed,
+        number: int,
+        flags: int,
     ) -> None:
         Sender.many(
-            node, call, list(zip(peers, range(len(peers)), strict=True)), self._actor,
-            lambda layout: self._envelope(layout, number, flags), packed,
-        )  # fmt: skip
+            node,
+            call,
+            list(zip(peers, range(len(peers)), strict=True)),
+            self._actor,
+            lambda layout: self._envelope(layout, number, flags),
+            packed,
+        )

@@ -153,9 +153,7 @@ class Claims:
         """What a mesh holds, in the order of its claim; empty for one that has no claim here."""
         return self._held.get(mesh, ())
 
-    def claim(
-        self, mesh: str, wanted: int | Sequence[str | int], colocate: str | None = None
-    ) -> tuple[str, ...]:
+    def claim(self, mesh: str, wanted: int | Sequence[str | int], colocate: str | None = None) -> tuple[str, ...]:
         """Devices for a mesh: a number of free ones, or those named by id. All of them or none.
 
         With `colocate` the devices of the named mesh may be shared, with it and with those that share them
@@ -166,13 +164,9 @@ class Claims:
         ValueError for a negative number or a mesh that already has a claim here.
         """
         if mesh in self._held:
-            raise ValueError(
-                f"mesh `{mesh}` already holds {_named(self._held[mesh])} on {self._host}; release first"
-            )
+            raise ValueError(f"mesh `{mesh}` already holds {_named(self._held[mesh])} on {self._host}; release first")
         if colocate is not None and colocate not in self._held:
-            raise self._unavailable(
-                mesh, wanted, f"there is no mesh `{colocate}` on {self._host} to share with"
-            )
+            raise self._unavailable(mesh, wanted, f"there is no mesh `{colocate}` on {self._host} to share with")
         if isinstance(wanted, int):
             ids = self._first(mesh, wanted, colocate)
         else:
@@ -246,9 +240,7 @@ def _masked(kind: Kind, count: int, variable: str, mask: str | None) -> HostDevi
         elif not token.startswith(("GPU-", "MIG-")):
             break
         if token in ids:
-            return HostDevices(
-                "cpu", (), f"{variable}={mask} names device {token} twice, which hides all {count}"
-            )
+            return HostDevices("cpu", (), f"{variable}={mask} names device {token} twice, which hides all {count}")
         ids.append(token)
     if ids:
         return HostDevices(kind, tuple(ids), note)

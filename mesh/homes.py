@@ -51,7 +51,9 @@ class Homes:
         def has_started(cell: Cell, error: BaseException | None) -> None:
             node.io.call(self._started, cell, error, started)
 
-        cell = Cell(node, actor_id, name, rank, (labels, sizes), ActorId(owner, owner_actor), make=make, started=has_started)
+        cell = Cell(
+            node, actor_id, name, rank, (labels, sizes), ActorId(owner, owner_actor), make=make, started=has_started
+        )
         self._runtime.settle(cell)
         if self._main_free:
             self._main_free = False

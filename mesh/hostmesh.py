@@ -40,19 +40,34 @@ class HostRef:
     @classmethod
     def of_process(cls, ref: ProcRef) -> HostRef:
         """The host that a process runs on."""
-        return cls(ref.node_id, ref.host, ref.agent_id, ref.agent_address, os.path.dirname(ref.address.removeprefix("unix://")))
+        return cls(
+            ref.node_id, ref.host, ref.agent_id, ref.agent_address, os.path.dirname(ref.address.removeprefix("unix://"))
+        )
 
     def process(self, proc_id: int, name: str) -> ProcRef:
         """Where a process with this number will be."""
         return ProcRef(
-            proc_id, name, self.node_id, self.host, f"unix://{self.run_dir}/{proc_id:x}.sock", self.agent_id, self.agent_address
+            proc_id,
+            name,
+            self.node_id,
+            self.host,
+            f"unix://{self.run_dir}/{proc_id:x}.sock",
+            self.agent_id,
+            self.agent_address,
         )
 
     def agent(self) -> ProcRef:
         """Where the agent is."""
         address = f"unix://{self.run_dir}/{self.agent_id:x}.sock"
         return ProcRef(
-            self.agent_id, f"agent of {self.host}", self.node_id, self.host, address, self.agent_id, self.agent_address, 0
+            self.agent_id,
+            f"agent of {self.host}",
+            self.node_id,
+            self.host,
+            address,
+            self.agent_id,
+            self.agent_address,
+            0,
         )
 
 
@@ -132,7 +147,9 @@ class HostMesh(MeshTrait):
         per_host = dict(per_host or {})
         overlap = [label for label in per_host if label in self.extent.labels]
         if overlap:
-            raise ValueError(f"per_host repeats the dimension {overlap[0]!r} of the hosts, which have {self.extent}; name it otherwise")
+            raise ValueError(
+                f"per_host repeats the dimension {overlap[0]!r} of the hosts, {self.extent}: name it otherwise"
+            )
         local = Extent(per_host)
         check_bindings(proc_bind, local.nelements)
         node = running_node()
@@ -146,13 +163,20 @@ class HostMesh(MeshTrait):
         owner = current_owner(node.proc_id)
         runtime = current_runtime()
         assert runtime is not None and node.ref is not None
-        processes.owned = runtime.supervisor.own(Owned(mesh_name, owner, {ref.proc_id: i for i, ref in enumerate(refs)}))
+        processes.owned = runtime.supervisor.own(
+            Owned(mesh_name, owner, {ref.proc_id: i for i, ref in enumerate(refs)})
+        )
         command = bootstrap_command
         common = {
-            "owner": node.ref.to_wire(), "env": {**dict(env or {}), **dict((command.env if command else None) or {})},
-            "changed": changed_environment(), "preload": list(preload if preload is not None else default_preload()), "python": python or self._python,
-            "command": [command.program, *command.args] if command else None, "cwd": os.getcwd(), "sys_path": import_path(),
-        }  # fmt: skip
+            "owner": node.ref.to_wire(),
+            "env": {**dict(env or {}), **dict((command.env if command else None) or {})},
+            "changed": changed_environment(),
+            "preload": list(preload if preload is not None else default_preload()),
+            "python": python or self._python,
+            "command": [command.program, *command.args] if command else None,
+            "cwd": os.getcwd(),
+            "sys_path": import_path(),
+        }
         packed = pickling.pack(bootstrap, "bootstrap") if bootstrap is not None else None
         if packed is not None and packed.definitions:
             common["definitions"] = [[content, DEFINITIONS.blob(content)] for content in packed.definitions]
@@ -161,7 +185,8 @@ class HostMesh(MeshTrait):
         for group, host in enumerate(hosts):
             mine = refs[group * local.nelements : (group + 1) * local.nelements]
             members = [
-                member(ref, group, i, group * local.nelements + i, local.nelements, len(refs), proc_bind) for i, ref in enumerate(mine)
+                member(ref, group, i, group * local.nelements + i, local.nelements, len(refs), proc_bind)
+                for i, ref in enumerate(mine)
             ]
             futures.append(spawn_on(node, host, mine, common, members, body, news))
         processes.started = all_of(futures, make=lambda values: True)
@@ -185,9 +210,14 @@ class HostMesh(MeshTrait):
 
 
 def spawn_on(
-    node: Node, host: HostRef, refs: list[ProcRef], common: dict[str, Any], members: list[dict[str, Any]],
-    body: bodies.Body | None, news: News,
-) -> Future[Any]:  # fmt: skip
+    node: Node,
+    host: HostRef,
+    refs: list[ProcRef],
+    common: dict[str, Any],
+    members: list[dict[str, Any]],
+    body: bodies.Body | None,
+    news: News,
+) -> Future[Any]:
     """Ask one host's agent for its share. Until a process links here, what is sent to it waits."""
     near = host.node_id == node.node_id
     for ref in refs:
@@ -252,16 +282,25 @@ def _check(results: list[str | None], news: News) -> None:
 
 
 def member(
-    ref: ProcRef, group: int, local: int, rank: int, local_size: int, size: int, proc_bind: Sequence[Mapping[str, str]] | None
+    ref: ProcRef,
+    group: int,
+    local: int,
+    rank: int,
+    local_size: int,
+    size: int,
+    proc_bind: Sequence[Mapping[str, str]] | None,
 ) -> dict[str, Any]:
     """What differs between the processes of a host."""
     answer: dict[str, Any] = {
         "ref": ref.to_wire(),
         "rank_env": {
-            "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(local_size),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(local_size),
             "GROUP_RANK": str(group),
         },
-    }  # fmt: skip
+    }
     binding = dict(proc_bind[local]) if proc_bind else {}
     answer["cpus"] = binding.pop("cpus", None)
     if binding:
@@ -274,9 +313,13 @@ def check_bindings(proc_bind: Sequence[Mapping[str, str]] | None, count: int) ->
     if proc_bind is None:
         return
     if isinstance(proc_bind, Mapping) or not all(
-        isinstance(binding, Mapping) and all(isinstance(value, str) for value in binding.values()) for binding in proc_bind
+        isinstance(binding, Mapping) and all(isinstance(value, str) for value in binding.values())
+        for binding in proc_bind
     ):
-        raise TypeError(f'proc_bind is a list with a mapping of strings for each process, such as [{{"cpus": "0"}}], not {proc_bind!r}')
+        raise TypeError(
+            'proc_bind is a list with a mapping of strings for each process, such as [{"cpus": "0"}], '
+            f"not {proc_bind!r}"
+        )
     if len(proc_bind) != count:
         raise ValueError(f"proc_bind length ({len(proc_bind)}) must equal the processes per host ({count})")
     for binding in proc_bind:

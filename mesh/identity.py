@@ -10,7 +10,7 @@ from ..actors.link.handshake import Identity
 
 
 def torch_version() -> str | None:
-    """The version of torch in this process; None where it has not been imported (asking the installation costs 20 ms)."""
+    """The version of torch in this process; None where it is not imported (asking the installation costs 20 ms)."""
     torch = sys.modules.get("torch")
     return str(torch.__version__) if torch is not None else None
 

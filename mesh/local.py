@@ -42,7 +42,9 @@ logger = logging.getLogger("roost")
 
 START_TIMEOUT = 60.0  # seconds for an agent to say where it listens, while it lives
 STOP_TIMEOUT = 8.0
-ISOLATED = "ROOST_RUN_DIR"  # where run directories are made; default: the user's runtime directory, else the temp folder
+ISOLATED = (
+    "ROOST_RUN_DIR"  # where run directories are made; default: the user's runtime directory, else the temp folder
+)
 
 
 class AgentProcess:
@@ -104,7 +106,9 @@ class Controller:
         self.undo_fork = on_user_fork(self._forked)
         self.local = self.start_agent(self.node_id, ["tcp://127.0.0.1:0"])
         host = self.local.host
-        self.node.ref = ProcRef(proc_id, "controller", self.node_id, self.node.host, address, host.agent_id, host.agent_address, 0)
+        self.node.ref = ProcRef(
+            proc_id, "controller", self.node_id, self.node.host, address, host.agent_id, host.agent_address, 0
+        )
 
     def _forked(self) -> None:
         """In a child that user code forked: let go of Roost."""
@@ -117,15 +121,25 @@ class Controller:
         set_runtime(None)
         _controller.clear()
 
-    def start_agent(self, node_id: str, listen: list[str], name: str = "agent", host: str | None = None) -> AgentProcess:
-        """Start a host agent as a child of this program. Raises RoostError with what it said when it does not come up."""
+    def start_agent(
+        self, node_id: str, listen: list[str], name: str = "agent", host: str | None = None
+    ) -> AgentProcess:
+        """Start a host agent as a child of this program. Raises RoostError when it does not come up."""
         run_dir = self.run_dir if node_id == self.node_id else make_run_dir()
         agent_id = new_id()
         config = {
-            "secret": self.secret, "proc_id": agent_id, "node_id": node_id, "name": name, "host": host or socket.gethostname(),
-            "run_dir": run_dir, "listen": listen, "parent": os.getpid(), "log_dir": os.environ.get("ROOST_LOG_DIR"),
-            "preload": default_preload(), "sys_path": import_path(),
-        }  # fmt: skip
+            "secret": self.secret,
+            "proc_id": agent_id,
+            "node_id": node_id,
+            "name": name,
+            "host": host or socket.gethostname(),
+            "run_dir": run_dir,
+            "listen": listen,
+            "parent": os.getpid(),
+            "log_dir": os.environ.get("ROOST_LOG_DIR"),
+            "preload": default_preload(),
+            "sys_path": import_path(),
+        }
         future = self.io.submit(_popen(msgpack.packb(config)))
         process = future.result(START_TIMEOUT)
         try:
@@ -208,7 +222,10 @@ class Controller:
 async def _popen(config: bytes) -> subprocess.Popen[bytes]:
     """Started on the I/O thread, because the death signal of a child follows the thread that made it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "roost.mesh.agent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-m", "roost.mesh.agent"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdin is not None
     process.stdin.write(config)
@@ -230,7 +247,9 @@ def _read_ready(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         data += chunk
     process.stdout.close()
     if not data:
-        raise RoostError(f"the host agent ended at its start with exit code {process.wait()}; what it said stands above")
+        raise RoostError(
+            f"the host agent ended at its start with exit code {process.wait()}; what it said stands above"
+        )
     answer: dict[str, Any] = msgpack.unpackb(data)
     return answer
 
@@ -310,5 +329,3 @@ def this_proc() -> ProcMesh:
     ref = runtime.node.ref
     assert ref is not None
     return ProcMesh(Processes(ref.name, [ref]), Extent([], []).region)
-
-

@@ -73,7 +73,8 @@ class ProcMesh(MeshTrait):
             f"<td>{escape(self._processes.refs[rank].host)}</td></tr>"
             for rank in self._shape.ranks()[:32]
         )
-        return f"<p><code>{escape(repr(self))}</code></p><table><tr><th>rank</th><th>process</th><th>host</th></tr>{rows}</table>"
+        head = "<tr><th>rank</th><th>process</th><th>host</th></tr>"
+        return f"<p><code>{escape(repr(self))}</code></p><table>{head}{rows}</table>"
 
     def __reduce__(self) -> Any:
         return ProcMesh, (self._processes, self._shape)
@@ -103,7 +104,7 @@ class ProcMesh(MeshTrait):
         """Done when every process has started; fails with the sentence that says why one did not."""
         return self._processes.started
 
-    def spawn(self, name: str, Class: type[A], *args: Any, **kwargs: Any) -> A:  # noqa: N803 - the peers' name
+    def spawn(self, name: str, Class: type[A], *args: Any, **kwargs: Any) -> A:
         """Spawn one `Class(*args, **kwargs)` on each process; returns the ActorMesh, typed as the class, at once.
 
         A constructor that raises fails the actors' calls, and the owner hears of it. Raises TypeError when `Class` is
@@ -132,11 +133,21 @@ class ProcMesh(MeshTrait):
         labels, sizes = list(shape.extent.labels), list(shape.extent.sizes)
         futures = [
             request(
-                node, peer, "spawn actor", members.actor_id, name, rank, labels, sizes, owner.proc_id, owner.actor_id, body.layout,
+                node,
+                peer,
+                "spawn actor",
+                members.actor_id,
+                name,
+                rank,
+                labels,
+                sizes,
+                owner.proc_id,
+                owner.actor_id,
+                body.layout,
                 body=body,
             )
             for rank, peer in enumerate(peers)
-        ]  # fmt: skip
+        ]
         members.started = all_of(futures, make=lambda values: True)
         mesh = ActorMesh(members, shape)
         message = current_message()
@@ -173,7 +184,9 @@ def stop_processes(node: Node, refs: Sequence[ProcRef], reason: str) -> Future[N
         by_agent.setdefault(ref.agent_id, []).append(ref)
     for ref in refs:
         try:
-            tell(node, node.peer_at(ref), "end", reason, STOP_GRACE)  # by this process, so that it stands behind its calls
+            tell(
+                node, node.peer_at(ref), "end", reason, STOP_GRACE
+            )  # by this process, so that it stands behind its calls
         except MeshFailure:
             continue  # it has ended already
     futures = [

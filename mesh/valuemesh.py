@@ -40,9 +40,7 @@ class ValueMesh(MeshTrait, Generic[R]):
         self._shape = _extent(shape).region
         self._table: list[R | _Thunk[R]] = list(values)
         if len(self._table) != len(self._shape):
-            raise ValueError(
-                f"{len(self._table)} values for the {len(self._shape)} members of {self._shape.extent}"
-            )
+            raise ValueError(f"{len(self._table)} values for the {len(self._shape)} members of {self._shape.extent}")
 
     @classmethod
     def from_indexed(cls, shape: Shape | Extent, indexed: Iterable[tuple[int, R]]) -> Self:

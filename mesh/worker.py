@@ -115,8 +115,10 @@ class Worker:
     def statistics(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """Mailboxes, links, pool."""
         return {
-            "name": self.ref.name, "pid": os.getpid(), "actors": [cell.statistics() for cell in node.cells.values()],
-        }  # fmt: skip
+            "name": self.ref.name,
+            "pid": os.getpid(),
+            "actors": [cell.statistics() for cell in node.cells.values()],
+        }
 
 
 def run_bootstrap(packed: bytes) -> None:
@@ -134,9 +136,9 @@ def run_bootstrap(packed: bytes) -> None:
 def main(payload: bytes) -> None:
     """The entry point that the launcher calls."""
     config = msgpack.unpackb(payload)
-    logging.basicConfig(level=os.environ.get("ROOST_LOG", "WARNING"), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=os.environ.get("ROOST_LOG", "WARNING"), format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
     for content, blob in config.get("definitions", ()):
         DEFINITIONS.learn(content, blob)
     Worker(config).run()
-
-

@@ -159,11 +159,7 @@ class RDMABuffer:
         """
         h = self._handle
         try:
-            way = (
-                choose(h.owner, peer, h.device)
-                if peer
-                else self._way or way_to(h.owner, h.device, h.cell, h.cookie)
-            )
+            way = choose(h.owner, peer, h.device) if peer else self._way or way_to(h.owner, h.device, h.cell, h.cookie)
         except RuntimeError as error:
             return f"none: {error}"
         return f"{way.backend}: {way.why}"

@@ -110,14 +110,10 @@ class Client:
                 self._died.wait(min(0.02 * attempt, deadline.left()))
                 self._raise_if_dead()
                 if attempt == ATTEMPTS - 1:
-                    raise RDMAError(
-                        f"the connection to {self.owner} broke {ATTEMPTS} times: {error}"
-                    ) from error
+                    raise RDMAError(f"the connection to {self.owner} broke {ATTEMPTS} times: {error}") from error
             except TransferTimeout as error:
                 self._discard(sock)
-                raise TransferTimeout(
-                    f"{error}: {self.owner} at {self._where()} did not answer in time"
-                ) from None
+                raise TransferTimeout(f"{error}: {self.owner} at {self._where()} did not answer in time") from None
             except BaseException:
                 self._discard(sock)  # what is still on its way belongs to no one
                 raise

@@ -156,9 +156,7 @@ def _move_block(owner: Owner, remote: int, local: int, n: int, deadline: float |
     pool().each(-(-n // piece), work)
 
 
-def _move_vectors(
-    owner: Owner, remote: int, local: int, runs: Runs, deadline: float | None, write: bool
-) -> None:
+def _move_vectors(owner: Owner, remote: int, local: int, runs: Runs, deadline: float | None, write: bool) -> None:
     call = _writev if write else _readv
     near, far = (runs.src, runs.dst) if write else (runs.dst, runs.src)
     here, there = _vector(local, near, runs.n), _vector(remote, far, runs.n)
@@ -169,9 +167,7 @@ def _move_vectors(
         first, last = starts[i], starts[i + 1]
         _in_time(owner, deadline, write)
         while first < last:
-            got = call(
-                owner.pid, local_at + 16 * first, last - first, remote_at + 16 * first, last - first, 0
-            )
+            got = call(owner.pid, local_at + 16 * first, last - first, remote_at + 16 * first, last - first, 0)
             if got <= 0:
                 _failed(owner, "write" if write else "read", got)
             first = _advance(here, there, first, last, got)
@@ -229,9 +225,7 @@ def _failed(owner: Owner, verb: str, got: int) -> NoReturn:
     if code == errno.ESRCH or (code in (errno.EFAULT, errno.EPERM) and not owner.alive()):
         raise OwnerDied(f"{owner} is gone: its memory went with it")
     if code == errno.EFAULT:
-        raise StaleBuffer(
-            f"cannot {verb} the memory of {owner}: it is no longer mapped there (freed without drop()?)"
-        )
+        raise StaleBuffer(f"cannot {verb} the memory of {owner}: it is no longer mapped there (freed without drop()?)")
     if code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         raise CmaRefused(f"the kernel refuses to {verb} the memory of {owner}: {os.strerror(code)}")
     raise RDMAError(f"could not {verb} the memory of {owner}: {os.strerror(code)}")

@@ -45,7 +45,9 @@ class ProcessGroups(Actor):
         return str(address[0]), int(address[1])
 
     @endpoint
-    def join(self, address: str, port: int, backend: str | None, timeout: float, ranks: list[tuple[int, int, int, int]]) -> str:
+    def join(
+        self, address: str, port: int, backend: str | None, timeout: float, ranks: list[tuple[int, int, int, int]]
+    ) -> str:
         """Join the group; gives the backend. `ranks` holds (local rank, local size, host, hosts) by rank."""
         import torch.distributed as dist
 
@@ -82,7 +84,14 @@ class ProcessGroups(Actor):
             descriptor = self.listener.detach()
             self.listener = None
             return TCPStore(
-                address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor, multi_tenant=False
+                address,
+                port,
+                None,
+                True,
+                timeout,
+                wait_for_workers=False,
+                master_listen_fd=descriptor,
+                multi_tenant=False,
             )
         return TCPStore(address, port, None, False, timeout, wait_for_workers=False)
 
@@ -183,7 +192,9 @@ def _reachable(procs: ProcMesh) -> str:
     if len({ref.node_id for ref in refs}) == 1:
         return "127.0.0.1"
     address = refs[0].agent_address
-    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]") if address.startswith("tcp://") else refs[0].host
+    return (
+        address.removeprefix("tcp://").rpartition(":")[0].strip("[]") if address.startswith("tcp://") else refs[0].host
+    )
 
 
 def init_process_group(procs: ProcMesh, backend: str | None = None, *, timeout: float = TIMEOUT) -> str:

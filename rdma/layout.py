@@ -52,9 +52,7 @@ class Layout:
     @property
     def expanded(self) -> bool:
         """Whether one place in memory is several elements, as after `expand`."""
-        return self.nbytes > 0 and any(
-            n > 1 and s == 0 for n, s in zip(self.shape, self.strides, strict=True)
-        )
+        return self.nbytes > 0 and any(n > 1 and s == 0 for n, s in zip(self.shape, self.strides, strict=True))
 
     def span(self) -> tuple[int, int]:
         """Lowest byte touched and one past the highest, both from element zero; (0, 0) if there is none.

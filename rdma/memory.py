@@ -89,17 +89,13 @@ def _torch_dtype(dtype: torch.dtype) -> tuple[str, int]:
 def _of_tensor(t: torch.Tensor) -> Memory:
     torch = sys.modules["torch"]
     if t.layout is not torch.strided or t.is_quantized:
-        raise TypeError(
-            f"a {t.layout} tensor has no single block of memory: pass its parts, or a dense tensor"
-        )
+        raise TypeError(f"a {t.layout} tensor has no single block of memory: pass its parts, or a dense tensor")
     if type(t) is not torch.Tensor and hasattr(t, "to_local"):
         raise TypeError("a DTensor's memory is spread over ranks: pass t.to_local()")
     if t.device.type == "meta":
         raise TypeError("a meta tensor has no memory")
     if t.is_conj() or t.is_neg():
-        raise ValueError(
-            "the tensor is a lazy conjugate or negative view: call resolve_conj().resolve_neg() first"
-        )
+        raise ValueError("the tensor is a lazy conjugate or negative view: call resolve_conj().resolve_neg() first")
     name, size = _torch_dtype(t.dtype)
     device = "cpu" if t.is_cpu else str(t.device)
     return Memory(
@@ -118,9 +114,7 @@ def _numpy_dtype(dtype: numpy.dtype[Any]) -> str:
 
 def _of_array(a: numpy.ndarray[Any, Any]) -> Memory:
     if a.dtype.hasobject:
-        raise TypeError(
-            "an array of Python objects holds pointers of this process: they mean nothing elsewhere"
-        )
+        raise TypeError("an array of Python objects holds pointers of this process: they mean nothing elsewhere")
     name = _numpy_dtype(a.dtype)
     address: int = a.__array_interface__["data"][0]
     return Memory(Layout(name, a.dtype.itemsize, a.shape, a.strides), address, a.flags.writeable, "cpu", a)

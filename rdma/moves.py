@@ -40,9 +40,7 @@ MANY_RUNS = 64
 SPARSE = 4  # do not read a span of more than this many times the data
 
 
-_NO_BYTES = Runs(
-    array("q", (0,)), array("q", (0,)), array("q", (0,)), 0
-)  # still looks whether the buffer is there
+_NO_BYTES = Runs(array("q", (0,)), array("q", (0,)), array("q", (0,)), 0)  # still looks whether the buffer is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,7 @@ class Carrier:
         if self.way.backend == "cma":
             try:
                 if not self.write and len(runs) == 1 and runs.nbytes <= cma.ONE_CALL:
-                    cma.read_small(
-                        h.owner, h.cell, h.cookie, there + runs.src[0], local + runs.dst[0], runs.nbytes
-                    )
+                    cma.read_small(h.owner, h.cell, h.cookie, there + runs.src[0], local + runs.dst[0], runs.nbytes)
                 else:
                     cma.move(h.owner, h.cell, h.cookie, there, local, runs, self.at, write=self.write)
                 return "cma"

@@ -37,7 +37,9 @@ class NodeHome:
         node = self._runtime.node
         if proc_id not in node.peers:
             return  # its handle named no place, and it was never spoken to: there is no way to it
-        node.event(node.peers[proc_id], "rdma", kind, [list(part) if isinstance(part, tuple) else part for part in body])
+        node.event(
+            node.peers[proc_id], "rdma", kind, [list(part) if isinstance(part, tuple) else part for part in body]
+        )
 
     def place(self) -> tuple[object, ...] | None:
         """Where this process is, to travel in its handles."""

@@ -33,9 +33,7 @@ def choose(owner: Identity, reader: Identity, device: str) -> Way:
     if owner.node_id != reader.node_id:
         return Way("tcp", f"the owner is on node {owner.node_id}, the reader on {reader.node_id}")
     if not owner.same_kernel(reader):
-        return Way(
-            "tcp", "the two processes are in different pid namespaces, so a pid does not name the owner here"
-        )
+        return Way("tcp", "the two processes are in different pid namespaces, so a pid does not name the owner here")
     return Way("cma", f"both processes are on node {owner.node_id}, under one kernel")
 
 

@@ -15,9 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 MAX_THREADS = 16  # transfers that wait on sockets, mostly asleep
-HELPERS = (
-    min(os.cpu_count() or 1, 4) - 1
-)  # beside the transfer's own thread: two already fill two cores' memory bus
+HELPERS = min(os.cpu_count() or 1, 4) - 1  # beside the transfer's own thread: two already fill two cores' memory bus
 
 
 class Pool:

@@ -91,9 +91,7 @@ def greet(sock: socket.socket, secret: bytes, owner: int, deadline: Deadline) ->
     send(sock, HELLO.pack(MAGIC, mine), deadline)
     theirs, proof = PROOF.unpack(receive(sock, PROOF.size, deadline))
     if not hmac.compare_digest(proof, prove(secret, b"owner", mine, theirs, owner)):
-        raise Refused(
-            "the process at the handle's address holds another job's secret, or is not the handle's owner"
-        )
+        raise Refused("the process at the handle's address holds another job's secret, or is not the handle's owner")
     send(sock, prove(secret, b"reader", mine, theirs, owner), deadline)
 
 

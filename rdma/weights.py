@@ -93,7 +93,9 @@ class WeightSource:
             at[kind] += size
         marks[slot, 1] = version
 
-    def pull(self, into: Mapping[str, Tensor], *, newer_than: int | None = None, timeout: float = PULL_TIMEOUT) -> int | None:
+    def pull(
+        self, into: Mapping[str, Tensor], *, newer_than: int | None = None, timeout: float = PULL_TIMEOUT
+    ) -> int | None:
         """Read the newest complete version into the tensors of a state dict; gives its number.
 
         None, and nothing is touched, when it is no newer than `newer_than`. Raises RDMAError when nothing has been
@@ -104,7 +106,10 @@ class WeightSource:
         self._check(into)
         if self._scratch is None:
             self._scratch = (
-                {kind: torch.empty(b.shape, dtype=getattr(torch, kind.removeprefix("torch."))) for kind, b in self._slots[0].items()},
+                {
+                    kind: torch.empty(b.shape, dtype=getattr(torch, kind.removeprefix("torch.")))
+                    for kind, b in self._slots[0].items()
+                },
                 torch.empty((SLOTS, 2), dtype=torch.int64),
             )
         data, marks = self._scratch
@@ -134,5 +139,8 @@ class WeightSource:
     def _check(self, state: Mapping[str, Tensor]) -> None:
         given = [(name, str(t.dtype), tuple(t.shape)) for name, t in state.items()]
         if given != self._spec:
-            wrong = next((pair for pair in zip(given, self._spec, strict=False) if pair[0] != pair[1]), (len(given), len(self._spec)))
+            wrong = next(
+                (pair for pair in zip(given, self._spec, strict=False) if pair[0] != pair[1]),
+                (len(given), len(self._spec)),
+            )
             raise ValueError(f"the state dict differs from the published one: {wrong[0]} where {wrong[1]} is published")

@@ -86,8 +86,10 @@ class Gate:
     async def _welcome(self, sock: socket.socket) -> None:
         try:
             link, leftover = await self._shake(sock, dialer=False)
-        except (HandshakeError, OSError, asyncio.TimeoutError) as error:
-            logger.warning("%s refused a connection: %s", self._me.name, error or "it did not finish the handshake in time")
+        except (TimeoutError, HandshakeError, OSError) as error:
+            logger.warning(
+                "%s refused a connection: %s", self._me.name, error or "it did not finish the handshake in time"
+            )
             sock.close()
             return
         except asyncio.CancelledError:

@@ -233,9 +233,7 @@ class Handshake:
     def _read_hello(self) -> Generator[int, bytes, tuple[bytes, str, tuple[int, int]]]:
         magic = yield len(MAGIC)
         if magic != MAGIC:
-            raise NotRoost(
-                f"{self.where} is not a Roost process (it sent {magic!r}): check the address and port"
-            )
+            raise NotRoost(f"{self.where} is not a Roost process (it sent {magic!r}): check the address and port")
         version = yield _PREFIX.size - len(MAGIC)
         _, major, minor = _PREFIX.unpack(magic + version)
         if major != PROTOCOL[0]:
@@ -260,15 +258,12 @@ class Handshake:
         least, most = _LENGTHS.get(kind, (1, 0))
         if kind not in (wanted, _REFUSAL) or not least <= length <= most:
             raise MalformedHello(
-                f"{self.where} sent part {kind} of {length} bytes where part {wanted} was due: drop this "
-                "connection"
+                f"{self.where} sent part {kind} of {length} bytes where part {wanted} was due: drop this connection"
             )
         body = yield length
         if kind == _REFUSAL:
             reason = body[1:].decode(errors="replace")
-            raise _REFUSALS.get(body[0], HandshakeError)(
-                f"{self.where} refused {self.me}, saying: {reason!r}"
-            )
+            raise _REFUSALS.get(body[0], HandshakeError)(f"{self.where} refused {self.me}, saying: {reason!r}")
         return kind, body
 
     def _agree(self, theirs: bytes, peer: Identity, session: bytes) -> bytes:

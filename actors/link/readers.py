@@ -1,15 +1,15 @@
 """Who reads the sockets: the I/O thread, or the thread that waits for what comes.
 
-A thread that has nothing to do but wait for an answer, or an actor's home thread that is idle, may *lead*: it waits on the
-sockets itself and dispatches what it reads, and the I/O thread keeps its hands off meanwhile. That saves a wake, two
-changes of the GIL's owner and a futex a direction: a round trip is 2 wakes instead of 4. While nobody leads, that is
-while user code runs, the I/O thread reads.
+A thread that only waits for an answer, or an actor's home thread that is idle, may *lead*: it waits on the sockets
+itself and dispatches what it reads, and the I/O thread keeps its hands off meanwhile. That saves a wake, two changes of
+the GIL's owner and a futex a direction: a round trip is 2 wakes instead of 4. While nobody leads, that is while user
+code runs, the I/O thread reads.
 
     inner epoll: the sockets of all links, and an eventfd that wakes the leader
     outer epoll: the inner one; the event loop watches the outer, and a leader disarms the inner in it (0.4 us)
 
-Dispatch holds one lock, whichever thread it runs on, so there is one reader at a time. On the main thread it must not be
-torn by a signal handler that raises: there a thread leads only under Roost's own SIGINT handler, which puts a Ctrl-C
+Dispatch holds one lock, whichever thread it runs on, so there is one reader at a time. On the main thread it must not
+be torn by a signal handler that raises: there a thread leads only under Roost's own SIGINT handler, which puts a Ctrl-C
 off to the end of the dispatch.
 """
 

@@ -297,7 +297,9 @@ class Link:
                 stop = body_at + header[4]
                 if stop <= end:
                     self.frames_in += 1
-                    on_frame(self, header, bytes(view[envelope_at:body_at]), bytes(view[body_at:stop]) if header[4] else b"")
+                    on_frame(
+                        self, header, bytes(view[envelope_at:body_at]), bytes(view[body_at:stop]) if header[4] else b""
+                    )
                     if self._closed:
                         return
                     start = stop
@@ -309,7 +311,7 @@ class Link:
         except ProtocolError as error:
             self.close(str(error))
             return
-        except Exception as error:  # noqa: BLE001 - a fault of ours; the peer dials anew and sends again
+        except Exception as error:
             logger.exception("a frame from %s could not be handled", self.peer.name)
             self.close(f"{type(error).__name__}: {error}")
             return

@@ -155,7 +155,9 @@ class Definitions:
             return
         with self._lock:
             new = self._define(obj)
-            old_data, new_data = (pickle.loads(each.blob)[1].replace(each.id, b"") for each in (entry, new) if each.blob)
+            old_data, new_data = (
+                pickle.loads(each.blob)[1].replace(each.id, b"") for each in (entry, new) if each.blob
+            )
             if old_data == new_data:
                 del self._entries[new.id]
                 self._watch(obj, entry)

@@ -116,7 +116,7 @@ def build(
 
 
 def aligned(size: int, before: int = 0) -> memoryview:
-    """Writable memory for `size` bytes, of which number `before` lies at a multiple of 64, as arrays like it (0.6 us)."""
+    """Writable memory for `size` bytes, of which number `before` lies at a multiple of 64 (0.6 us)."""
     memory = bytearray(size + ALIGNMENT - 1)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     start = -(address + before) % ALIGNMENT

@@ -51,9 +51,7 @@ def _cgroups(proc: Path) -> Iterator[tuple[Path, _Names]]:
             root, point = mounts[kind]
             inside = PurePosixPath(path)
             # In a container the mount shows a part of the tree only, and may begin at our own group.
-            steps = (
-                inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath(path.lstrip("/"))
-            )
+            steps = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath(path.lstrip("/"))
             for folder in (steps, *steps.parents):
                 yield Path(point) / folder, _V2 if kind == "cgroup2" else _V1
 

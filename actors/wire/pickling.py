@@ -139,9 +139,7 @@ def _plain(reduce: Callable[[object], object]) -> Route:
 
 
 _routes: dict[type, Route] = {
-    kind: _plain(reduce)
-    for kind, reduce in cloudpickle.Pickler._dispatch_table.items()
-    if kind is not MethodType
+    kind: _plain(reduce) for kind, reduce in cloudpickle.Pickler._dispatch_table.items() if kind is not MethodType
 }
 _routes[CodeType] = _plain(reduce_code)
 _routes[memoryview] = _reduce_memoryview
@@ -261,9 +259,7 @@ def _payload_head(before: bytes, event: object) -> int:
     if not isinstance(event, bytes | bytearray):
         return 0
     size = len(event)
-    if size < OUT_OF_BAND or (
-        event[0] == _FRAME and size - int.from_bytes(event[1:9], "little") in (9, 14, 18)
-    ):
+    if size < OUT_OF_BAND or (event[0] == _FRAME and size - int.from_bytes(event[1:9], "little") in (9, 14, 18)):
         return 0
     if isinstance(event, bytearray):
         return 9 if before.endswith(b"\x96" + size.to_bytes(8, "little")) else 0

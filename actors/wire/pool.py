@@ -159,9 +159,7 @@ class Pool:
                 self._limit = headroom() // 2
             self._apply_reports()
             size = size_class(nbytes)
-            fitting = min(
-                (each for each, free in self._free.items() if free and size <= each <= 2 * size), default=0
-            )
+            fitting = min((each for each, free in self._free.items() if free and size <= each <= 2 * size), default=0)
             if fitting:
                 self._reused += 1
                 return self._free[fitting].pop()

@@ -99,9 +99,7 @@ def kl_k3(logprobs: Tensor, other: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def clipped_objective(
-    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
+def clipped_objective(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
     """min(r A, clip(r, 1 - low, 1 + high) A) of each token, and where the clip is what counts."""
     plain = ratio * advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
@@ -164,9 +162,7 @@ def reduce_and_step(
 
 def make_optimizer(model: Transformer, config: RunConfig) -> torch.optim.AdamW:
     """AdamW; its second moment remembers 50 steps, not torch's 1,000, which is longer than a run."""
-    return torch.optim.AdamW(
-        model.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
-    )
+    return torch.optim.AdamW(model.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay)
 
 
 def anneal(optimizer: torch.optim.Optimizer, step: int, config: RunConfig) -> float:

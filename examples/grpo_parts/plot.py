@@ -64,9 +64,7 @@ def plot_run(
     for event in events:
         for axis in (top, bottom):
             axis.axvline(event.step, color=_RED, linewidth=1, linestyle=(0, (3, 3)))
-        top.annotate(
-            _wrap(event.text), (event.step, 0.03), (5, 0), textcoords="offset points", color=_RED, fontsize=8
-        )
+        top.annotate(_wrap(event.text), (event.step, 0.03), (5, 0), textcoords="offset points", color=_RED, fontsize=8)
     for axis in (top, bottom):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color=_SOFT, alpha=0.3, linewidth=0.6)

@@ -39,9 +39,7 @@ class Group:
         return cls(**(state | {"item": Item(**state["item"])}))
 
 
-def make_groups(
-    items: Sequence[Item], samples: Samples, rewards: Sequence[float], version: int
-) -> list[Group]:
+def make_groups(items: Sequence[Item], samples: Samples, rewards: Sequence[float], version: int) -> list[Group]:
     """Cut `samples` of `items` (in their order) into one group an item; `rewards` has one a row.
 
     The tensors are copies: a view would drag the whole batch along whenever one group is sent.

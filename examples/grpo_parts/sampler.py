@@ -49,8 +49,8 @@ def sample(
 ) -> Samples:
     """Sample `group` completions for each prompt at `temperature`; 0 takes the likeliest token.
 
-    What comes back is on the CPU, whatever the model's device. The log-probabilities are those of the distribution sampled from, log_softmax(logits / temperature)
-    (of the plain logits when greedy). T is the longest completion, at most `max_new_tokens`; a row that
+    What comes back is on the CPU, whatever the model's device. The log-probabilities are those of the
+    distribution sampled from, log_softmax(logits / temperature) (of the plain logits when greedy). T is the longest completion, at most `max_new_tokens`; a row that
     reaches it has no EOS.
     """
     padded = pad_left(prompts).to(model.device)
@@ -82,9 +82,7 @@ def sample(
     )
 
 
-def greedy_accuracy(
-    model: Transformer, task: TaskConfig, items: Sequence[Item], max_new_tokens: int
-) -> float:
+def greedy_accuracy(model: Transformer, task: TaskConfig, items: Sequence[Item], max_new_tokens: int) -> float:
     """Part of `items` whose greedy completion gets the full point."""
     texts = sample(model, [item.prompt for item in items], 1, max_new_tokens, 0.0).texts
     right = sum(score(task, item, text) == 1.0 for item, text in zip(items, texts, strict=True))

@@ -1,7 +1,7 @@
 """The actors of the run: trainers, generators, a reward model that is the dataset's own verifier.
 
-    controller --groups--> Trainer x 2 (gloo all-reduce)  --publishes--> WeightSource in trainer 0's memory
-    controller --prompts--> Generator x 2  --pulls, one-sided--^   --completions--> Reward x 2 --scores--> Generator
+controller --groups--> Trainer x 2 (gloo all-reduce)  --publishes--> WeightSource in trainer 0's memory
+controller --prompts--> Generator x 2  --pulls, one-sided--^   --completions--> Reward x 2 --scores--> Generator
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Rollout:
 class Generator(Actor):
     """Samples completions with weights that it pulls from the trainer's memory."""
 
-    def __init__(self, config: RunConfig, device: str, threads: int, source: WeightSource, rewards: Any, seed: int) -> None:
+    def __init__(
+        self, config: RunConfig, device: str, threads: int, source: WeightSource, rewards: Any, seed: int
+    ) -> None:
         torch.set_num_threads(threads)
         self.config, self.source, self.rewards = config, source, rewards
         self.model = make_model(config, device)

@@ -22,7 +22,9 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             return
-    logging.basicConfig(level=os.environ.get("ROOST_LOG", "WARNING"), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=os.environ.get("ROOST_LOG", "WARNING"), format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
     ready = os.dup(1)
     os.dup2(2, 1)  # standard output belongs to whoever reads the addresses
     null = os.open(os.devnull, os.O_RDONLY)

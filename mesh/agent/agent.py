@@ -51,7 +51,9 @@ class Agent:
         self.node.host = config["host"]
         self.runtime = Runtime(self.node)
         set_runtime(self.runtime)
-        self.launcher = Launcher(self.io.loop, self.run_dir, self._exited, host=config["host"], node_id=config["node_id"])
+        self.launcher = Launcher(
+            self.io.loop, self.run_dir, self._exited, host=config["host"], node_id=config["node_id"]
+        )
         self.output = OutputTail(self.node)
         self.watchers: dict[int, set[int]] = {}
         self.ended: dict[int, tuple[ExitReport, bool, str]] = {}
@@ -60,10 +62,17 @@ class Agent:
         self.owned: dict[int, set[int]] = {}  # workers here, by the process that spawned them
         self.over = asyncio.Event()
         self._checks: list[Callable[[], None]] = []
-        self.node.system.update({
-            "spawn": self.spawn, "stop": self.stop, "signal": self.signal, "watch": self.watch, "warm": self.warm,
-            "shutdown": self.shutdown, "resources": self.resources,
-        })  # fmt: skip
+        self.node.system.update(
+            {
+                "spawn": self.spawn,
+                "stop": self.stop,
+                "signal": self.signal,
+                "watch": self.watch,
+                "warm": self.warm,
+                "shutdown": self.shutdown,
+                "resources": self.resources,
+            }
+        )
         self.runtime.events["exited"] = lambda peer, proc_id, report, planned, reason: self._end_owned(proc_id)
         self.node.routing.ended = self.ended.__contains__
         joined = self.node.routing.joined
@@ -85,7 +94,14 @@ class Agent:
             addresses.append(str(self.node.gate.listen(parse(wanted))))
         advertised = addresses[-1]
         self.node.ref = ProcRef(
-            self.node.proc_id, self.config["name"], self.node.node_id, self.config["host"], str(unix), self.node.proc_id, advertised, 0
+            self.node.proc_id,
+            self.config["name"],
+            self.node.node_id,
+            self.config["host"],
+            str(unix),
+            self.node.proc_id,
+            advertised,
+            0,
         )
         self.node.gate.set_identity(
             identity_of(self.node.proc_id, self.node.node_id, self.config["name"], "agent", advertised)
@@ -112,7 +128,12 @@ class Agent:
         """End every worker and every zygote, then leave."""
         for proc_id in self.launcher.live():
             self.stopping.setdefault(proc_id, "its host agent ends")
-        await self.stop(self.node, self.node.peer(self.node.proc_id), [list(self.launcher.live()), "its host agent ends", GRACE, True], b"")
+        await self.stop(
+            self.node,
+            self.node.peer(self.node.proc_id),
+            [list(self.launcher.live()), "its host agent ends", GRACE, True],
+            b"",
+        )
         await self.launcher.close(GRACE)
         self.output.stop()
         await asyncio.sleep(0)
@@ -172,7 +193,9 @@ class Agent:
     def _end_owned(self, owner: int) -> None:
         orphans = [proc_id for proc_id in self.owned.pop(owner, ()) if proc_id in self.launcher.live()]
         if orphans:
-            task = self.io.loop.create_task(self.stop(self.node, self.node.peer(owner), [orphans, "its owner has ended", GRACE, True], b""))
+            task = self.io.loop.create_task(
+                self.stop(self.node, self.node.peer(owner), [orphans, "its owner has ended", GRACE, True], b"")
+            )
             self.node.routing.tasks.add(task)
             task.add_done_callback(self.node.routing.tasks.discard)
 
@@ -193,15 +216,28 @@ class Agent:
 
     def _spec(self, ref: ProcRef, common: dict[str, Any], member: dict[str, Any], bootstrap: bytes) -> ProcSpec:
         payload = {
-            "ref": member["ref"], "secret": self.config["secret"], "agent": f"unix://{self.run_dir}/{self.node.proc_id:x}.sock",
-            "owner": common["owner"], "bootstrap": bootstrap or None, "definitions": common.get("definitions", []),
-        }  # fmt: skip
+            "ref": member["ref"],
+            "secret": self.config["secret"],
+            "agent": f"unix://{self.run_dir}/{self.node.proc_id:x}.sock",
+            "owner": common["owner"],
+            "bootstrap": bootstrap or None,
+            "definitions": common.get("definitions", []),
+        }
         return ProcSpec(
-            proc_id=ref.proc_id, name=ref.name, entry=WORKER_ENTRY, payload=msgpack.packb(payload), env=common.get("env") or {},
-            rank_env={**common.get("changed", {}), **(member.get("rank_env") or {})}, preload=("roost.mesh.worker", *(common.get("preload") or ())),
-            python=member.get("python") or common.get("python"), command=tuple(member.get("command") or common.get("command") or ()) or None,
-            cpus=member.get("cpus"), cwd=common.get("cwd"), sys_path=tuple(common.get("sys_path") or ()), output=self._output(ref),
-        )  # fmt: skip
+            proc_id=ref.proc_id,
+            name=ref.name,
+            entry=WORKER_ENTRY,
+            payload=msgpack.packb(payload),
+            env=common.get("env") or {},
+            rank_env={**common.get("changed", {}), **(member.get("rank_env") or {})},
+            preload=("roost.mesh.worker", *(common.get("preload") or ())),
+            python=member.get("python") or common.get("python"),
+            command=tuple(member.get("command") or common.get("command") or ()) or None,
+            cpus=member.get("cpus"),
+            cwd=common.get("cwd"),
+            sys_path=tuple(common.get("sys_path") or ()),
+            output=self._output(ref),
+        )
 
     async def warm(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """[preload, env, sys_path]: have a zygote ready that has imported these modules."""
@@ -211,10 +247,16 @@ class Agent:
     def _key(self, preload: list[str], env: dict[str, str | None], sys_path: list[str]) -> ZygoteKey:
         return zygote_key(
             ProcSpec(
-                proc_id=0, name="", entry=WORKER_ENTRY, payload=b"", output="", preload=("roost.mesh.worker", *preload), env=env,
+                proc_id=0,
+                name="",
+                entry=WORKER_ENTRY,
+                payload=b"",
+                output="",
+                preload=("roost.mesh.worker", *preload),
+                env=env,
                 sys_path=tuple(sys_path),
             )
-        )  # fmt: skip
+        )
 
     async def stop(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """[processes, reason, seconds, ask]: ask them to end, then make them; the answer is how each ended.

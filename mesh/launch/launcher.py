@@ -120,9 +120,7 @@ class Launcher:
         """
         return tuple((await self._pool.ready(key, progress)).notes)
 
-    async def launch(
-        self, specs: Sequence[ProcSpec], progress: Progress = _silent
-    ) -> list[Launched | LaunchError]:
+    async def launch(self, specs: Sequence[ProcSpec], progress: Progress = _silent) -> list[Launched | LaunchError]:
         """Start workers; an answer for each spec, in order. Refusals are answers, not raised.
 
         There is no time-out while a zygote imports: `progress` is told what it is busy with.
@@ -186,9 +184,7 @@ class Launcher:
         groups = [(key, False, indices) for key, indices in forked.items()]
         return [*groups, (BARE, True, execed)] if execed else groups
 
-    async def _launch_group(
-        self, request: _Request, key: ZygoteKey, by_exec: bool, indices: list[int]
-    ) -> None:
+    async def _launch_group(self, request: _Request, key: ZygoteKey, by_exec: bool, indices: list[int]) -> None:
         try:
             deaths = 0
             while True:

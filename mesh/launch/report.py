@@ -35,7 +35,7 @@ class ExitReport:
 
         >>> ExitReport(7, "trainer-3", 123, "hostX", None, None, "SIGKILL", False, None, None, (), "", 12.3).sentence()
         'worker trainer-3 (pid 123 on hostX) was killed by SIGKILL after 12.3 s'
-        """  # noqa: E501
+        """
         parts = [f"worker {self.name} (pid {self.pid} on {self.host}) {self._ending()}"]
         parts += [part for part in (self.oom, self.gpu_fault, self.note) if part]
         return "; ".join(parts)

@@ -132,9 +132,7 @@ uvloop.new_event_loop().close()  # libuv opens a pipe of its own once and for al
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-def run_world(
-    tmp: Path, body: Callable[[World], Awaitable[None]], loop: str = "uvloop", **options: object
-) -> None:
+def run_world(tmp: Path, body: Callable[[World], Awaitable[None]], loop: str = "uvloop", **options: object) -> None:
     """Run `body` on a fresh loop with a launcher, close it, and check that nothing is left."""
 
     async def main() -> None:

@@ -438,7 +438,9 @@ def test_a_future_that_is_thrown_away_unseen_reports_at_once(
 ) -> None:
     monkeypatch.setattr(supervision, "FAULT_GRACE", 3600.0)
     forget(reported)
-    one = spawn(Faulty, n=1).slice(gpus=0)
+    mesh = spawn(Faulty, n=1)
+    mesh.initialized.get(timeout=WAIT)  # else it too would have to be thrown away
+    one = mesh.slice(gpus=0)
     port, receiver = Channel.open()
     future = one.sleep.call_one(30, port)
     os.kill(receiver.recv().get(timeout=WAIT), signal.SIGKILL)

@@ -34,7 +34,7 @@ class Environment(Actor):
 
 class Hopeless(Actor):
     def __init__(self) -> None:
-        {}["learning rate"]  # noqa: B018
+        {}["learning rate"]
 
     @endpoint
     def nothing(self) -> None: ...
@@ -63,7 +63,7 @@ def test_a_failing_init_says_where(site: Any) -> None:
         with pytest.raises(ActorDied) as caught:
             future.get(PATIENCE)
         assert "KeyError: 'learning rate'" in str(caught.value)
-        assert 'in __init__' in str(caught.value) and "test_first_hours.py" in str(caught.value)
+        assert "in __init__" in str(caught.value) and "test_first_hours.py" in str(caught.value)
 
 
 def test_variables_set_later_reach_the_next_workers(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

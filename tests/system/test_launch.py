@@ -26,9 +26,7 @@ def test_a_worker_runs_and_its_exit_code_is_reported(tmp_path: Path, loop: str, 
         assert await world.channel.line() == str(os.getpid())
         report = await world.exit()
         assert (report.code, report.signal, report.pid, report.host) == (5, None, launched.pid, "hostX")
-        assert report.sentence().startswith(
-            f"worker trainer-7 (pid {launched.pid} on hostX) ended with exit code 5"
-        )
+        assert report.sentence().startswith(f"worker trainer-7 (pid {launched.pid} on hostX) ended with exit code 5")
         assert world.launcher.live() == {}
 
     run_world(tmp_path, body, loop, use_pidfd=use_pidfd)
@@ -62,9 +60,7 @@ def test_a_batch_is_answered_in_order_with_pids_that_are_the_agents_own_children
         ("os.write(1, b'from C'); print(end='no newline'); os._exit(9)", 9, "from C"),
     ],
 )
-def test_how_an_entry_ends_is_how_its_worker_ends(
-    tmp_path: Path, source: str, code: int, printed: str
-) -> None:
+def test_how_an_entry_ends_is_how_its_worker_ends(tmp_path: Path, source: str, code: int, printed: str) -> None:
     async def body(world: World) -> None:
         await world.launch(world.spec(1, source))
         report = await world.exit()
@@ -198,9 +194,7 @@ say(os.environ.get("VIA"), os.nice(0), open("/proc/self/cmdline").read().count(s
 """
 
     async def body(world: World) -> None:
-        await world.launch(
-            world.spec(1, source, python=str(other)), world.spec(2, source, command=("nice", "-n", "3"))
-        )
+        await world.launch(world.spec(1, source, python=str(other)), world.spec(2, source, command=("nice", "-n", "3")))
         assert sorted(await world.channel.lines(2)) == ["None 3 0", "elsewhere 0 0"]
         assert {(await world.exit()).code for _ in range(2)} == {0}
         assert set(world.launcher._pool.pids()) == {BARE}

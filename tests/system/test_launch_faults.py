@@ -235,9 +235,7 @@ os.wait(); say("up"); forever()
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_agents_own_programs_are_left_alone_and_their_status_is_not_stolen(
-    tmp_path: Path, loop: str
-) -> None:
+def test_the_agents_own_programs_are_left_alone_and_their_status_is_not_stolen(tmp_path: Path, loop: str) -> None:
     async def body(world: World) -> None:
         plain = subprocess.Popen(["sleep", "60"])
         through_loop = await asyncio.create_subprocess_exec(
@@ -342,9 +340,7 @@ def test_a_zygote_killed_in_the_midst_of_a_launch_leads_to_one_start_of_the_work
     run_world(tmp_path, body)
 
 
-def test_a_zygote_that_dies_again_is_an_error_that_says_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zygote_that_dies_again_is_an_error_that_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork = ZygoteHandle.fork
 
     async def dying(self: ZygoteHandle, *arguments: object) -> object:
@@ -363,9 +359,7 @@ def test_a_zygote_that_dies_again_is_an_error_that_says_how(
     run_world(tmp_path, body)
 
 
-def test_a_zygote_that_cannot_start_names_its_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zygote_that_cannot_start_names_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.exit('no licence for this interpreter')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -408,9 +402,7 @@ def test_a_preload_that_spoils_the_zygote_is_named_and_dropped(
     run_world(tmp_path, body)
 
 
-def test_a_preload_that_initialises_cuda_is_dropped(
-    tmp_path: Path, modules: Callable[..., tuple[str, ...]]
-) -> None:
+def test_a_preload_that_initialises_cuda_is_dropped(tmp_path: Path, modules: Callable[..., tuple[str, ...]]) -> None:
     sys_path = modules(torch="class cuda:\n    is_initialized = staticmethod(lambda: True)\n")
 
     async def body(world: World) -> None:

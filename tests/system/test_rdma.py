@@ -356,8 +356,7 @@ def test_a_handle_of_an_older_generation_is_stale(owner):
     handle, out = owner.open("x", "torch.zeros(4)"), torch.ones(4)
     newer = owner.ask(
         "run",
-        "import pickle; owner.handles['x'] = owner.handles['x'].advance(); "
-        "answer = pickle.dumps(owner.handles['x'])",
+        "import pickle; owner.handles['x'] = owner.handles['x'].advance(); answer = pickle.dumps(owner.handles['x'])",
     )
     with pytest.raises(StaleBuffer):
         handle.read_into(out).get(10)
@@ -537,9 +536,7 @@ def test_a_handle_is_small_and_says_what_it_is():
     handle = RDMABuffer(torch.zeros(2, 3, 4, 5, 6, 7, 1, 1).transpose(0, 5))
     assert len(pickle.dumps(handle)) < 400
     assert handle.size() == 4 * 5040 and handle.owner == TESTER and handle.dtype == "float32"
-    assert repr(RDMABuffer(torch.zeros(2, 3))) == (
-        f"RDMABuffer(float32[2, 3], 24 bytes, owner {me()}, open here)"
-    )
+    assert repr(RDMABuffer(torch.zeros(2, 3))) == (f"RDMABuffer(float32[2, 3], 24 bytes, owner {me()}, open here)")
     handle.drop()
     assert repr(handle).endswith("dropped)")
     with pytest.raises(StaleBuffer):

@@ -287,9 +287,7 @@ class TestCast:
 
     @deterministic
     @given(st.lists(st.sets(st.integers(0, 3), min_size=1), max_size=30), st.randoms())
-    def test_casts_and_direct_calls_share_one_order_per_rank(
-        self, calls: list[set[int]], dice: random.Random
-    ) -> None:
+    def test_casts_and_direct_calls_share_one_order_per_rank(self, calls: list[set[int]], dice: random.Random) -> None:
         outboxes, inboxes = [Outbox() for _ in range(4)], [Inbox() for _ in range(4)]
         frames = []
         for call, ranks in enumerate(calls):

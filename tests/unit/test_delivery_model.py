@@ -349,9 +349,7 @@ class Walk(RuleBasedStateMachine):
 def test_every_short_walk_keeps_the_promises() -> None:
     run_state_machine_as_test(
         Walk,
-        settings=settings(
-            derandomize=True, database=None, deadline=None, max_examples=300, stateful_step_count=50
-        ),
+        settings=settings(derandomize=True, database=None, deadline=None, max_examples=300, stateful_step_count=50),
     )
 
 

@@ -67,9 +67,7 @@ def test_nvidia_files_without_a_gpu_are_no_gpu(tmp_path: Path) -> None:
         ("1,1", (), "names device 1 twice, which hides all 4"),
     ],
 )
-def test_the_mask_of_the_site_is_respected(
-    tmp_path: Path, mask: str, ids: tuple[str, ...], note: str
-) -> None:
+def test_the_mask_of_the_site_is_respected(tmp_path: Path, mask: str, ids: tuple[str, ...], note: str) -> None:
     found = detect(fake_nvidia(tmp_path, 0, 1, 2, 3), {"CUDA_VISIBLE_DEVICES": mask})
     assert found.ids == ids
     assert found.kind == ("cuda" if ids else "cpu")
@@ -206,9 +204,7 @@ def test_cuda_counts_by_bus_unless_the_environment_has_an_order_or_a_mask_alread
 
 
 def test_a_rank_without_a_device_is_an_error_that_says_what_the_mesh_holds() -> None:
-    with pytest.raises(
-        ValueError, match=r"local rank 2 has no device: its mesh holds 2 on this host \(0, 1\)"
-    ):
+    with pytest.raises(ValueError, match=r"local rank 2 has no device: its mesh holds 2 on this host \(0, 1\)"):
         masks("cuda", ("0", "1"), local_rank=2)
     with pytest.raises(ValueError, match=r'"all" or "one", not \'two\''):
         masks("cuda", ("0", "1"), "two")  # type: ignore[arg-type]
@@ -250,9 +246,7 @@ def test_a_held_device_is_named_with_its_holder_and_the_way_to_share_it() -> Non
     ):
         claims.claim("generator", [2, 3])
     assert claims.free == ("0", "1", "2")
-    with pytest.raises(
-        DevicesUnavailable, match=r"^node-1 has no GPU 9\.\nmesh `generator` wants GPUs 0, 9;"
-    ):
+    with pytest.raises(DevicesUnavailable, match=r"^node-1 has no GPU 9\.\nmesh `generator` wants GPUs 0, 9;"):
         claims.claim("generator", ["0", "9"])
 
 
@@ -302,11 +296,7 @@ def test_uuids_are_named_as_they_are() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("abcd"), st.one_of(st.none(), st.integers(0, 3), st.sets(st.integers(0, 4)))
-        )
-    )
+    st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.integers(0, 3), st.sets(st.integers(0, 4)))))
 )
 def test_no_device_has_two_holders_without_colocation(steps: list[tuple[str, int | set[int] | None]]) -> None:
     claims = claims_of(4)

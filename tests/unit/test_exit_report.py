@@ -261,9 +261,7 @@ def test_thread_variables_and_ranks_do_not_choose_the_zygote() -> None:
         (60, None, (), {1, 2}),  # detached itself: whose it is nobody knows
     ],
 )
-def test_the_owners_of_a_stray(
-    session: int, marked: int | None, just_died: tuple[int, ...], owners: set[int]
-) -> None:
+def test_the_owners_of_a_stray(session: int, marked: int | None, just_died: tuple[int, ...], owners: set[int]) -> None:
     assert owners_of(session, marked, {50: 1}, (1, 2), just_died) == owners
 
 

@@ -135,9 +135,7 @@ class TestSecret:
     def test_a_wrong_secret_is_told_to_both(self) -> None:
         dialer, acceptor = dial(where="tcp://n7:4000"), accept(secret=b"of another job")
         answer = acceptor.receive(dialer.start())
-        with pytest.raises(
-            WrongSecret, match=r"n7:4000, which calls itself worker 'trainer-3'.*Give both"
-        ) as refused:
+        with pytest.raises(WrongSecret, match=r"n7:4000, which calls itself worker 'trainer-3'.*Give both") as refused:
             dialer.receive(answer)
         assert dialer.keys is None and dialer.peer is None
         with pytest.raises(WrongSecret, match="the peer refused worker 'trainer-3'"):
@@ -217,17 +215,13 @@ class TestVersions:
         with pytest.raises(VersionSkew, match=r"the peer speaks Roost protocol 1\.0, .* has 2\.3") as refused:
             acceptor.receive(dialer.start()[:10])
         monkeypatch.undo()
-        with pytest.raises(
-            VersionSkew, match=r"n7:4000 speaks Roost protocol 2\.3, .* install the same Roost"
-        ):
+        with pytest.raises(VersionSkew, match=r"n7:4000 speaks Roost protocol 2\.3, .* install the same Roost"):
             dialer.receive(refused.value.reply)
 
     def test_another_python_minor_is_told_as_skew_to_both(self) -> None:
         dialer = dial()
         acceptor = accept(me=replace(WORKER, python=(3, 99)), secret=b"of another job")
-        with pytest.raises(
-            VersionSkew, match=r"runs Python 3\.\d+, worker 'trainer-3' .* has 3\.99"
-        ) as refused:
+        with pytest.raises(VersionSkew, match=r"runs Python 3\.\d+, worker 'trainer-3' .* has 3\.99") as refused:
             acceptor.receive(dialer.start())
         with pytest.raises(VersionSkew, match=r"runs Python 3\.99, .* install the same Python minor"):
             dialer.receive(refused.value.reply)
@@ -335,9 +329,7 @@ class TestStrangers:
             accept().receive(dial().start()[:HELLO_SIZE] + b"\3" + len(reason).to_bytes(2, "big") + reason)
         assert str(refused.value).isprintable()
 
-    @pytest.mark.parametrize(
-        "change", [{"name": "n" * 256}, {"role": "admin"}, {"python": (3, 300)}, {"pid": -1}]
-    )
+    @pytest.mark.parametrize("change", [{"name": "n" * 256}, {"role": "admin"}, {"python": (3, 300)}, {"pid": -1}])
     def test_an_identity_that_can_not_be_sent_is_a_mistake_at_once(self, change: dict[str, object]) -> None:
         with pytest.raises(ValueError, match=f"its {next(iter(change))} is wrong"):
             dial(me=replace(CONTROLLER, **change))  # type: ignore[arg-type]
@@ -351,9 +343,7 @@ class TestStrangers:
     @given(
         st.booleans(),
         st.sampled_from([0, 6, 10, HELLO_SIZE, HELLO_SIZE + PART, HELLO_SIZE + PART + 20, 10_000]),
-        st.lists(
-            st.binary(max_size=60) | st.binary(min_size=1, max_size=9).map(lambda b: b * 3000), max_size=6
-        ),
+        st.lists(st.binary(max_size=60) | st.binary(min_size=1, max_size=9).map(lambda b: b * 3000), max_size=6),
     )
     def test_arbitrary_bytes_after_any_good_beginning_only_ever_refuse(
         self, is_dialer: bool, good: int, chunks: list[bytes]
@@ -365,12 +355,7 @@ class TestStrangers:
     @deterministic
     @given(
         st.recursive(
-            st.none()
-            | st.booleans()
-            | st.integers(-(2**63), 2**64 - 1)
-            | st.text()
-            | st.binary()
-            | st.floats(),
+            st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary() | st.floats(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
             max_leaves=8,
         ),

@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"roost": "src/roost", "roost.actors": "actors", "roost.mesh": "mesh", "roost.rdma": "rdma", "roost.controller": "controller"}
+FOLDERS = {
+    "roost": "src/roost",
+    "roost.actors": "actors",
+    "roost.mesh": "mesh",
+    "roost.rdma": "rdma",
+    "roost.controller": "controller",
+}
 LAYERS = ["actors.wire", "actors.link", "actors", "mesh", "rdma", "controller"]
 
 
@@ -40,7 +46,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy, so that the build leaves nothing in the tree.
     source = tmp_path_factory.mktemp("source")
     files = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.split("\n")
     for name in filter(None, files):
         if (ROOT / name).is_file():
@@ -48,7 +58,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(source)], check=True, timeout=100
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(source)],
+        check=True,
+        timeout=100,
     )
     (built,) = out.glob("*.whl")
     return built
@@ -74,7 +86,9 @@ def test_the_wheel_is_small_and_pure(wheel: Path) -> None:
 def run_python(code: str) -> str:
     """Run code in a fresh interpreter outside of the checkout."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-    done = subprocess.run([sys.executable, "-c", code], cwd="/", env=environment, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd="/", env=environment, check=True, capture_output=True, text=True, timeout=60
+    )
     return done.stdout
 
 

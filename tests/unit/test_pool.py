@@ -349,9 +349,7 @@ def process():
     """A second process, and a function that asks it one thing and gives its answer."""
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
-    child = subprocess.Popen(
-        [sys.executable, "-c", RECEIVER, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-    )
+    child = subprocess.Popen([sys.executable, "-c", RECEIVER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
     theirs.close()
     with ours, ours.makefile() as answers:
 

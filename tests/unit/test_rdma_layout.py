@@ -156,9 +156,7 @@ def test_views_of_one_storage_are_one_block():
         assert len(spans) == 1
 
 
-@pytest.mark.parametrize(
-    "make", [bytearray, lambda n: memoryview(bytearray(n)), lambda n: np.zeros(n, np.uint8).data]
-)
+@pytest.mark.parametrize("make", [bytearray, lambda n: memoryview(bytearray(n)), lambda n: np.zeros(n, np.uint8).data])
 def test_bytes_like_objects_are_described_in_place(make):
     data = make(10)
     memory = describe(data)
@@ -184,8 +182,6 @@ def test_what_has_no_memory_of_its_own_is_refused():
 def test_torch_and_numpy_name_their_types_alike():
     torch = pytest.importorskip("torch")
     for name in ("float32", "float64", "float16", "int8", "int64", "uint8", "bool", "complex64"):
-        assert (
-            describe(np.zeros(2, name)).layout == describe(torch.zeros(2, dtype=getattr(torch, name))).layout
-        )
+        assert describe(np.zeros(2, name)).layout == describe(torch.zeros(2, dtype=getattr(torch, name))).layout
     assert describe(torch.zeros(2, dtype=torch.bfloat16)).layout.dtype == "bfloat16"
     assert describe(np.zeros(2, ">f4")).layout.dtype != "float32"

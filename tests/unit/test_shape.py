@@ -291,9 +291,7 @@ def test_rename_keeps_places_and_may_swap() -> None:
         (0, (2,), ()),
     ],
 )
-def test_a_slice_refuses_ranks_that_meet(
-    offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]
-) -> None:
+def test_a_slice_refuses_ranks_that_meet(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
     with pytest.raises(ValueError):
         Slice(offset=offset, sizes=sizes, strides=strides)
 

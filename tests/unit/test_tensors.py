@@ -151,17 +151,13 @@ class Tagged(torch.Tensor):
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-@pytest.mark.filterwarnings(
-    "ignore:TypedStorage is deprecated:UserWarning"
-)  # torch's own, of quantized tensors
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch's own, of quantized tensors
 def test_what_torch_reduces_itself_arrives_by_torchs_way():
     quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 1, torch.quint8)
     sparse = torch.eye(3).to_sparse()
     attributed = torch.ones(2)
     attributed.note = "mine"
-    got, _ = send(
-        [torch.ones(2).as_subclass(Tagged), sparse, quantized, torch.empty(3, device="meta"), attributed]
-    )
+    got, _ = send([torch.ones(2).as_subclass(Tagged), sparse, quantized, torch.empty(3, device="meta"), attributed])
     assert type(got[0]) is Tagged and got[0].sum() == 2
     assert got[1].is_sparse and torch.equal(got[1].to_dense(), torch.eye(3))
     assert got[2].is_quantized and torch.equal(got[2].dequantize(), quantized.dequantize())
