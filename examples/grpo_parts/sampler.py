@@ -50,7 +50,8 @@ def sample(
     """Sample `group` completions for each prompt at `temperature`; 0 takes the likeliest token.
 
     What comes back is on the CPU, whatever the model's device. The log-probabilities are those of the
-    distribution sampled from, log_softmax(logits / temperature) (of the plain logits when greedy). T is the longest completion, at most `max_new_tokens`; a row that
+    distribution sampled from, log_softmax(logits / temperature) (of the plain logits when greedy). T is
+    the longest completion, at most `max_new_tokens`; a row that
     reaches it has no EOS.
     """
     padded = pad_left(prompts).to(model.device)
