@@ -11,8 +11,10 @@ import inspect
 import logging
 import os
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +76,7 @@ class Cell:
         self.ended = threading.Event()
         self._on_end: list[Callable[[], object]] = []
         self.handled = self.failed = 0
+        self.pid = os.getpid()
         self._make = make
         self._started = started
         self._wake: Callable[[], None] = lambda: None
@@ -149,7 +152,11 @@ class Cell:
         self._wake = lambda: readers.wake(self)
         while True:
             if empty():
-                readers.wait(self, self._waits, None)
+                try:
+                    readers.wait(self, self._waits, None)
+                except Exception as error:  # noqa: BLE001 - a signal handler of the user's raised while it was idle
+                    self.die(error, f"a signal handler raised {type(error).__name__}: {error}")
+                    break
             message = get()
             while self.urgent:
                 self.urgent.popleft()()
@@ -228,8 +235,20 @@ class Cell:
             self.raised(message, error)
         info.seconds = time.perf_counter() - begin
 
+    def leave_fork(self, error: BaseException | None) -> None:
+        """In a child that an endpoint forked and that has come back here: it is not the actor, and must not answer."""
+        if os.getpid() == self.pid:
+            return
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else int(error is not None)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
     def raised(self, message: Message, error: BaseException) -> None:
         """An endpoint raised: the caller gets it; where there is no caller, the actor fails."""
+        self.leave_fork(error)
         self.failed += 1
         if message.flags & WANTS_ANSWER:
             self.answer_error(message, error)
@@ -241,6 +260,7 @@ class Cell:
 
     def answer(self, message: Message, value: Any, info: EndpointInfo) -> None:
         """Send the value, gathered with others where the endpoint is quick and more messages wait."""
+        self.leave_fork(None)
         if not message.flags & WANTS_ANSWER:
             return
         peer = message.peer

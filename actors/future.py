@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from .errors import CallCancelled, CallTimeout
+from .link.readers import block
 
 R = TypeVar("R")
 
@@ -189,8 +190,8 @@ class Future(Generic[R]):
             return True
         try:
             if timeout is not None:
-                return lock.acquire(timeout=min(max(timeout, 0), threading.TIMEOUT_MAX))
-            while not lock.acquire(timeout=_SLICE):
+                return block(lock, min(max(timeout, 0), threading.TIMEOUT_MAX))
+            while not block(lock, _SLICE):
                 pass
             return True
         except BaseException:  # Ctrl-C: nobody waits for this call any more
@@ -262,7 +263,7 @@ class Future(Generic[R]):
         _callback_thread().put((callback, self))
 
     def __del__(self) -> None:
-        failure = self._failure
+        failure = getattr(self, "_failure", None)  # a constructor may have been interrupted
         if failure is not None:
             failure.dropped()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import bodies
 from .errors import ActorDied, Unreachable
 from .link.address import AddressError, parse
-from .link.gate import DialError
+from .link.gate import DialError, DialRefused
 from .link.stream import Link
 from .peer import Kept, Peer
 from .wire import frame as f
@@ -46,6 +46,7 @@ class Routing:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.open: set[Link] = set()  # all of them: two processes that dial each other at once have two
         self.links: dict[int, Link] = {}  # direct links, by the process at the other end
         self.ways: dict[int, Link] = {}  # by process: the link a relay's traffic for it takes
         self.agents: dict[int, tuple[int, str]] = {}  # by process: (agent, its address)
@@ -88,6 +89,9 @@ class Routing:
                 if link is not None:
                     self.attach(peer, link)
                     return
+            except DialRefused as error:  # another secret or version: it will not change its mind
+                self._give_up(peer, str(error))
+                return
             except (DialError, AddressError) as error:
                 why = str(error)
                 self._watch(peer)  # its agent knows if it has ended
@@ -128,8 +132,13 @@ class Routing:
         if task is None:
             task = self.node.io.loop.create_task(self.node.gate.dial(parse(address), DIAL_TIMEOUT))
             self._dialing[address] = task
-            task.add_done_callback(lambda _: self._dialing.pop(address, None))
+            task.add_done_callback(lambda done: self._dialed(address, done))
         return await asyncio.shield(task)
+
+    def _dialed(self, address: str, done: asyncio.Task[Link]) -> None:
+        self._dialing.pop(address, None)
+        if not done.cancelled() and done.exception() is not None:
+            logger.debug("%s was not reached: %s", address, done.exception())
 
     def attach(self, peer: Peer, link: Link) -> None:
         """Give a peer its route, and send again everything it has not acknowledged."""
@@ -171,6 +180,7 @@ class Routing:
     def joined(self, link: Link) -> None:
         """A link has proved the secret."""
         proc_id = link.peer.proc_id
+        self.open.add(link)
         self.links[proc_id] = link
         self.ways[proc_id] = link
         peer = self.node.peer(proc_id, link.peer.name)
@@ -184,6 +194,7 @@ class Routing:
     def broken(self, link: Link, why: str) -> None:
         """A link is gone: find its peers another way, if anything is kept or awaited."""
         logger.debug("%s lost %r: %s", self.node.name, link, why)
+        self.open.discard(link)
         for table in (self.links, self.ways):
             for proc_id in [p for p, used in table.items() if used is link]:
                 del table[proc_id]
@@ -295,6 +306,16 @@ class Routing:
             self._retrying.add(peer.proc_id)
             self.node.io.loop.call_later(LOST_PAUSE, self._again, peer, peer.acked)
 
+    def _nudge(self, peer: Peer, link: Link) -> None:
+        """Send the oldest frame again, which is acknowledged or closes a gap: a signal handler of the user's may have
+        raised between keeping a frame and sending it."""
+        with peer.lock:
+            kept = peer.outbox.unacked()[:1]
+            if kept and not link.queued_bytes:
+                frame = kept[0][1]
+                assert isinstance(frame, Kept | bytes)
+                self.node._transmit(peer, link, frame, False)
+
     def _again(self, peer: Peer, acked: int) -> None:
         """Send again what a relay lost, unless that has happened."""
         self._retrying.discard(peer.proc_id)
@@ -318,7 +339,7 @@ class Routing:
                 else:
                     node._control(link, f.PING, link.peer.proc_id, [])
         for peer in list(node.peers.values()):
-            if peer.link is None or not peer.outbox.kept or peer.link.peer.proc_id == peer.proc_id:
+            if peer.link is None or not peer.outbox.kept:
                 self._progress.pop(peer.proc_id, None)
                 continue
             acked, since = self._progress.get(peer.proc_id, (0, now))
@@ -326,6 +347,8 @@ class Routing:
                 self._progress[peer.proc_id] = (peer.acked, now)
             elif now - since > LINK_TIMEOUT:
                 self._give_up(peer, f"it has acknowledged nothing through {peer.link.peer.name}")
+            elif peer.link.peer.proc_id == peer.proc_id:
+                self._nudge(peer, peer.link)
             elif not peer.link.queued_bytes:
                 self.attach(peer, peer.link)
         self._ticker = node.io.loop.call_later(TICK, self._tick)
@@ -336,7 +359,7 @@ class Routing:
             self._ticker.cancel()
         for task in list(self.tasks):
             task.cancel()
-        for link in list(self.links.values()):
+        for link in list(self.open):
             link.close("this process is ending")
 
 

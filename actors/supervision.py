@@ -124,10 +124,10 @@ class Supervisor:
         self.owned.append(owned)
         return owned
 
-    def disown(self, owned: Owned) -> None:
-        """It has been stopped."""
-        if owned in self.owned:
-            self.owned.remove(owned)
+    def disown(self, proc_ids: set[int]) -> None:
+        """Processes have been stopped: forget them, and the actors that lived on them alone."""
+        self.owned = [owned for owned in self.owned if not (owned.stopping and set(owned.ranks) <= proc_ids)]
+        self.held = [failure for failure in self.held if not failure.handled]
 
     # deaths of processes
 

@@ -84,6 +84,10 @@ class Controller:
         try:
             self._start()
         except BaseException:  # restored, and raised again: a start that failed leaves nothing
+            for agent in self.agents:
+                agent.end(1.0)
+            if hasattr(self, "node"):
+                self._drain_output()
             shutil.rmtree(self.run_dir, ignore_errors=True)
             self.io.stop()
             set_runtime(None)
@@ -98,7 +102,6 @@ class Controller:
         self.agents: list[AgentProcess] = []
         self._lock = threading.Lock()
         self.closed = False
-        install_interrupt_handler()
         watch_exits(self.runtime)
         self.runtime.events["output"] = show_output
         self.runtime.events["note"] = show_note
@@ -112,12 +115,13 @@ class Controller:
 
     def _forked(self) -> None:
         """In a child that user code forked: let go of Roost."""
-        for link in list(self.node.routing.links.values()):
+        for link in list(self.node.routing.open):
             try:
                 os.close(link._sock.fileno())
             except OSError:
                 continue
         self.io.readers.abandon()
+        self.node.closed = True
         set_runtime(None)
         _controller.clear()
 
@@ -144,7 +148,7 @@ class Controller:
         process = future.result(START_TIMEOUT)
         try:
             answer = _read_ready(process)
-        except RoostError:
+        except BaseException:  # restored, and raised again
             process.kill()
             process.wait()
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -286,6 +290,7 @@ def ensure_runtime() -> Runtime:
     with _start_lock:
         runtime = current_runtime()
         if runtime is None:
+            install_interrupt_handler()
             controller = Controller()
             _controller.append(controller)
             atexit.register(shutdown)

@@ -24,7 +24,7 @@ from .shape import MeshTrait, Shape
 
 A = TypeVar("A", bound=Actor)
 
-STOP_GRACE = 3.0  # seconds for `__cleanup__` and the last messages before a process is killed
+STOP_GRACE = 5.0  # seconds for `__cleanup__` and the last messages before a process is killed
 
 
 class Processes:
@@ -184,16 +184,24 @@ def stop_processes(node: Node, refs: Sequence[ProcRef], reason: str) -> Future[N
         by_agent.setdefault(ref.agent_id, []).append(ref)
     for ref in refs:
         try:
-            tell(
-                node, node.peer_at(ref), "end", reason, STOP_GRACE
-            )  # by this process, so that it stands behind its calls
+            # By this process, so that it stands behind its calls.
+            tell(node, node.peer_at(ref), "end", reason, STOP_GRACE)
         except MeshFailure:
             continue  # it has ended already
     futures = [
         request(node, agent_peer(node, group[0]), "stop", [ref.proc_id for ref in group], reason, STOP_GRACE, False)
         for group in by_agent.values()
     ]
-    return all_of(futures, ignore=(MeshFailure, RoostError))
+    stopped = all_of(futures, ignore=(MeshFailure, RoostError))
+    if runtime is not None:
+        supervisor = runtime.supervisor
+
+        def forget() -> None:
+            node.io.call(supervisor.disown, ids)
+
+        if not stopped._when_done(forget):
+            forget()
+    return stopped
 
 
 def agent_peer(node: Node, ref: ProcRef) -> Any:

@@ -23,7 +23,11 @@ ACCEPT_BURST = 64
 
 
 class DialError(ConnectionError):
-    """A peer could not be reached, or did not prove the secret; the text says which."""
+    """A peer could not be reached; the text says why."""
+
+
+class DialRefused(DialError):
+    """A peer was reached and does not belong to this job, or speaks another version."""
 
 
 class Gate:
@@ -109,7 +113,7 @@ class Gate:
                 link, leftover = await self._shake(sock, dialer=True)
         except HandshakeError as error:
             sock.close()
-            raise DialError(f"{address}: {error}") from error
+            raise DialRefused(f"{address}: {error}") from error
         except TimeoutError as error:
             sock.close()
             raise DialError(f"{address} did not answer within {timeout:g} s") from error

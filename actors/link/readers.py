@@ -9,12 +9,13 @@ code runs, the I/O thread reads.
     outer epoll: the inner one; the event loop watches the outer, and a leader disarms the inner in it (0.4 us)
 
 Dispatch holds one lock, whichever thread it runs on, so there is one reader at a time. On the main thread it must not
-be torn by a signal handler that raises: there a thread leads only under Roost's own SIGINT handler, which puts a Ctrl-C
-off to the end of the dispatch.
+be torn by a signal handler that raises: there a thread leads only under Roost's own SIGINT handler, which lets a Ctrl-C
+come again a millisecond later where it would.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import signal
@@ -113,14 +114,11 @@ class Readers:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     return False
-                events = self._inner.poll(left, 64)
+                events = _poll(self._inner, left)
                 if self._rung:
                     with self._bell_lock:
                         self._silence()
-                if main:
-                    _shielded(self._read, events)
-                else:
-                    self._read(events)
+                self._read(events)
                 if self.closed:
                     return over()
             return True
@@ -161,26 +159,86 @@ class Readers:
             self._lead.release()
 
 
-# Ctrl-C
+# Waiting, and Ctrl-C
 
+
+def block(lock: threading.Lock, timeout: float) -> bool:
+    """Wait for a lock; a signal handler may raise here."""
+    return lock.acquire(timeout=timeout)
+
+
+def _poll(poll: select.epoll, timeout: float | None) -> list[tuple[int, int]]:
+    """Wait for sockets; a signal handler may raise here."""
+    return poll.poll(timeout, 64)
+
+
+_WAITING = frozenset([block.__code__, _poll.__code__])
+_OWN = __name__.partition(".")[0]
+# Code of the library that Roost's own calls: an interrupt in it is one in Roost.
+_HELPERS = frozenset(
+    [
+        "asyncio",
+        "concurrent",
+        "contextlib",
+        "ctypes",
+        "enum",
+        "importlib",
+        "logging",
+        "os",
+        "pathlib",
+        "queue",
+        "random",
+        "secrets",
+        "selectors",
+        "shutil",
+        "socket",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "traceback",
+        "uuid",
+        "weakref",
+    ]
+)
+_RETRY = 0.001  # seconds until a Ctrl-C that came at a bad moment comes again
 _getsignal = import_module("_signal").getsignal  # signal.getsignal turns numbers into enums, for 4 us a call
 _SIGINT = int(signal.SIGINT)
 
-_shield = False
-_pending = False
+
+def _torn(frame: FrameType | None) -> bool:
+    """Whether an exception raised at this point of the main thread would tear Roost's own state.
+
+    It would anywhere in Roost's code but where it waits: a frame that is kept and not sent, a lock that is taken and
+    not given back, leave a program that hangs later. In user code, also where Roost calls it, nothing of that is
+    going on.
+    """
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module == _OWN:
+            return frame.f_code not in _WAITING
+        if module not in _HELPERS:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _on_interrupt(number: int, frame: FrameType | None) -> Any:
-    """SIGINT: KeyboardInterrupt, but never in the middle of a dispatch."""
-    global _pending
-    if _shield:
-        _pending = True
+    """SIGINT: KeyboardInterrupt, but never where it would tear Roost's state; then it comes again a moment later."""
+    if _torn(frame):
+        _thread.start_new_thread(_interrupt_again, ())
         return
     signal.default_int_handler(number, frame)
 
 
+def _interrupt_again() -> None:
+    time.sleep(_RETRY)
+    main = threading.main_thread()
+    if main.is_alive() and main.ident is not None:
+        signal.pthread_kill(main.ident, signal.SIGINT)
+
+
 def install_interrupt_handler() -> None:
-    """Replace Python's own SIGINT handler by one that spares dispatches; a user's own handler is left alone."""
+    """Replace Python's own SIGINT handler by one that spares Roost's state; a user's own handler is left alone."""
     if (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -205,15 +263,3 @@ def is_quiet(handler: Any) -> None:
 def interrupts_wait() -> bool:
     """Whether Ctrl-C cannot tear a dispatch on the main thread."""
     return _getsignal(_SIGINT) in _quiet_handlers
-
-
-def _shielded(read: Callable[[list[tuple[int, int]]], None], events: list[tuple[int, int]]) -> None:
-    global _shield, _pending
-    _shield = True
-    try:
-        read(events)
-    finally:
-        _shield = False
-        if _pending:
-            _pending = False
-            raise KeyboardInterrupt

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 
@@ -22,6 +23,9 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # a socket, a pidfd and a log for each worker: 64 soft descriptors end early
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(
         level=os.environ.get("ROOST_LOG", "WARNING"), format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )

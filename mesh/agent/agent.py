@@ -9,6 +9,7 @@ process that started it, and its workers with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -339,6 +340,9 @@ class Agent:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         self.output.last(proc_id)
+        for left in (self.run_dir / f"{proc_id:x}.sock", *((Path(report.output),) if not report.stderr_tail else ())):
+            with contextlib.suppress(OSError):
+                left.unlink()
         for watcher in self.watchers.pop(proc_id, ()):
             self._tell(self.node.peer(watcher), proc_id, report, planned, reason)
         self._forget(proc_id)
