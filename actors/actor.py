@@ -49,7 +49,7 @@ class Actor:
         taken = sorted(RESERVED & set(endpoints_of(cls)))
         if taken:
             raise ValueError(
-                f"{cls.__qualname__}: an endpoint cannot be called {', '.join(map(repr, taken))}: "
+                f"{cls.__qualname__}: an endpoint cannot be called {', '.join(map(repr, taken))}, "
                 "an actor mesh has that itself; rename it"
             )
 

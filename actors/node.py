@@ -27,6 +27,7 @@ from .link.gate import Gate
 from .link.handshake import Identity
 from .link.io import IoThread
 from .link.stream import DescriptorFrame, Link
+from .looplink import LoopLink
 from .peer import Kept, Peer
 from .refs import SYSTEM_ACTOR, ProcRef
 from .routing import Routing
@@ -614,6 +615,13 @@ class Node:
             if peer.link is not None:
                 peer.link.flush()
 
+    def abandon(self) -> None:
+        """In a child that user code forked: let go of the parent's sockets, without a word to anybody."""
+        for link in list(self.routing.open):
+            link.abandon()
+        self.io.readers.abandon()
+        self.closed = True
+
     def close(self) -> None:
         """Close links and listeners; idempotent. On the I/O thread."""
         if self.closed:
@@ -628,38 +636,6 @@ class Node:
         self.routing.close()
         self.mappings.close()
         self.pool.close()
-
-
-class LoopLink:
-    """The link of a process to itself: the same frames, handed to the I/O thread."""
-
-    same_host_socket = False
-    closed = False
-    deferred = queued_bytes = 0
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.peer = node.identity
-
-    def send(self, parts: Sequence[Any], nbytes: int, *, defer: bool = False) -> None:
-        """Hand a frame over."""
-        self._node.io.call(self._arrive, b"".join(parts))
-
-    def send_frame(self, frame: bytes, defer: bool) -> None:
-        """The same for a frame in one buffer."""
-        self._node.io.call(self._arrive, frame)
-
-    def _arrive(self, data: bytes) -> None:
-        header = f.HEADER.unpack_from(data)
-        body_at = f.HEADER_SIZE + header[3]
-        with self._node.io.readers.dispatching:
-            self._node._on_frame(self, header, data[f.HEADER_SIZE : body_at], data[body_at:])  # type: ignore[arg-type]
-
-    def flush(self) -> None:
-        """Nothing is ever deferred."""
-
-    def close(self, why: str = "") -> None:
-        """It lives as long as its node."""
 
 
 _current: deque[Node] = deque(maxlen=1)

@@ -40,12 +40,17 @@ class _All(Future[Any]):
             future._flush()
 
     def _decode(self, raw: Any) -> Any:
-        values = []
-        for future in self._futures:
+        values: list[Any] = []
+        first: Exception | None = None
+        for future in self._futures:  # all are asked, so that each failure counts as told
             try:
                 values.append(future._result())
             except self._ignore as error:
                 values.append(error)
+            except Exception as error:  # noqa: BLE001 - raised below
+                first = first or error
+        if first is not None:
+            raise first
         return self._make(values)
 
 

@@ -115,13 +115,7 @@ class Controller:
 
     def _forked(self) -> None:
         """In a child that user code forked: let go of Roost."""
-        for link in list(self.node.routing.open):
-            try:
-                os.close(link._sock.fileno())
-            except OSError:
-                continue
-        self.io.readers.abandon()
-        self.node.closed = True
+        self.node.abandon()
         set_runtime(None)
         _controller.clear()
 

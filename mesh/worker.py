@@ -58,13 +58,7 @@ class Worker:
 
     def _forked(self) -> None:
         """In a child that user code forked: let go of Roost's sockets, and of Roost."""
-        for link in list(self.node.routing.open):
-            try:
-                os.close(link._sock.fileno())
-            except OSError:
-                continue
-        self.io.readers.abandon()
-        self.node.closed = True
+        self.node.abandon()
         set_runtime(None)
 
     async def join(self) -> None:

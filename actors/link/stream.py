@@ -13,7 +13,9 @@ when the I/O thread comes by, whichever is first.
 from __future__ import annotations
 
 import array
+import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -359,6 +361,12 @@ class Link:
         """Close the socket and tell `on_broken` once; from any thread."""
         with self._lock:
             self._break(why)
+
+    def abandon(self) -> None:
+        """In a forked child: close the copy of the parent's socket; the parent's stays as it is."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            os.close(self._sock.detach())
 
     def _break(self, why: str) -> None:
         if self._closed:
