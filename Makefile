@@ -39,7 +39,6 @@ bench-setup:
 
 bench: bench-setup
 	$(PYTHON) -m benchmarks.run --out .bench/results.json
-	$(PYTHON) -m benchmarks.report .bench/results.json
 
 clean:
 	rm -rf $(VENV) .bench build dist out *.egg-info src/*.egg-info
