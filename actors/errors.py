@@ -149,10 +149,6 @@ class Unreachable(SupervisionError):
     """The host cannot be reached. The process may live and the call may have run."""
 
 
-class UnhandledReply(RoostError):
-    """An answer that could not be read; the text says why."""
-
-
 def _short(error: BaseException) -> str:
     lines = traceback.format_exception_only(type(error), error)
     if isinstance(error, ActorError):

@@ -23,6 +23,7 @@ from typing import Any
 
 from . import bodies
 from .errors import ActorStopped, MeshFailure
+from .future import reset_after_fork
 from .link.gate import Gate
 from .link.handshake import Identity
 from .link.io import IoThread
@@ -275,7 +276,7 @@ class Node:
                 if peer.dead is not None:
                     lost.append((rank, peer.dead))
                     continue
-                seq, ack = peer.outbox.next_seq, peer.inbox.next_seq
+                ack = peer.inbox.next_seq
                 kept = self._keep(peer, f.CALL, envelope, body, rank)
                 seq = peer.outbox.next_seq - 1  # definitions may have gone before it
                 link = peer.link
@@ -620,6 +621,7 @@ class Node:
         for link in list(self.routing.open):
             link.abandon()
         self.io.readers.abandon()
+        reset_after_fork()
         self.closed = True
 
     def close(self) -> None:

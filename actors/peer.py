@@ -32,7 +32,7 @@ class Peer:
     """The other end of one end-to-end sequence each way. `lock` guards everything but the inbox."""
 
     __slots__ = (
-        "acked", "backoff", "credit", "dead", "granting", "inbox", "known", "link", "lock", "name", "outbox",
+        "acked", "credit", "dead", "granting", "inbox", "known", "link", "lock", "name", "outbox",
         "owed", "owed_bytes", "proc_id", "routing", "segments", "silent_since", "watched", "where",
     )  # fmt: skip
 
@@ -51,7 +51,6 @@ class Peer:
         self.dead: Exception | None = None
         self.routing = False
         self.watched = False
-        self.backoff = 0.0
         self.silent_since = 0.0
         self.acked = 1
         self.owed = 0  # frames received since this side last acknowledged

@@ -163,11 +163,15 @@ class Link:
             except OSError as error:
                 self._break(f"{type(error).__name__}: {error}")
                 return
-            self.bytes_out += sent
-            if sent < nbytes:
-                self._queue.extend(_rest(parts, sent))
-                self._queued = nbytes - sent
-                self._arm()
+            self._sent(parts, sent, nbytes)
+
+    def _sent(self, parts: Sequence[Any], sent: int, nbytes: int) -> None:
+        """Leave to the I/O thread what the socket did not take; under the lock, with nothing queued."""
+        self.bytes_out += sent
+        if sent < nbytes:
+            self._queue.extend(_rest(parts, sent))
+            self._queued = nbytes - sent
+            self._arm()
 
     def send_frame(self, frame: bytes, defer: bool) -> None:
         """`send` for a frame in one buffer: the hot path."""
@@ -181,11 +185,7 @@ class Link:
                     except OSError as error:
                         self._break(f"{type(error).__name__}: {error}")
                         return
-                    self.bytes_out += sent
-                    if sent < len(frame):
-                        self._queue.append(memoryview(frame)[sent:])
-                        self._queued = len(frame) - sent
-                        self._arm()
+                    self._sent((frame,), sent, len(frame))
                     return
         self.send((frame,), len(frame), defer=defer)
 

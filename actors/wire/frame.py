@@ -19,7 +19,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgpack
 
@@ -54,10 +54,6 @@ POST: Final = 21  # [layout, port, flags]: a message to a port
 EVENT: Final = 22  # [name, ...]: supervision
 TOMBSTONE: Final = 23  # this number will never carry anything
 
-KIND_NAMES: Final = {
-    value: name for name, value in list(globals().items()) if name.isupper() and isinstance(value, int) and value < 64
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -65,22 +61,6 @@ class Limits:
 
     envelope: int = 16 << 20
     body: int = 64 << 30
-
-
-class Header(NamedTuple):
-    """A decoded frame header, in wire order."""
-
-    magic: int
-    version: int
-    kind: int
-    envelope: int
-    body: int
-    dst: int
-    src: int
-    seq: int
-    ack: int
-    epoch: int
-    rank: int
 
 
 def check_header(header: tuple[int, ...], limits: Limits) -> None:
