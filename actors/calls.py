@@ -35,6 +35,9 @@ from .wire import pickling
 from .wire.delivery import BUSY, SEND
 
 WANTS_ANSWER = 1  # flags of a CALL
+WANTS_ITEMS = 2  # the caller takes the items of a streaming endpoint one by one, as ITEM frames
+NO_VALUE = 4  # the answer's value is not wanted: None is sent in its place
+MANY = 8  # the body is a list of (args, kwargs): one call after the other, one answer, a list of (ok, value or error)
 FAIL_WINDOW = 0.05  # seconds in which further failures of a mesh call join the first
 
 

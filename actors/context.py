@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 from .refs import ROOT_ACTOR, ActorId
@@ -19,8 +20,8 @@ class Message:
     """One call as it waits and runs at its actor."""
 
     __slots__ = (
-        "buffers", "call_id", "cancelled", "cell", "data", "flags", "method", "nbytes", "peer", "rank", "running",
-        "shape", "task",
+        "buffers", "call_id", "cancelled", "cell", "data", "deadline", "flags", "method", "nbytes", "peer", "rank",
+        "running", "shape", "task", "window",
     )  # fmt: skip
 
     def __init__(
@@ -29,7 +30,13 @@ class Message:
         self.cell = cell
         self.peer = peer
         self.rank = rank
-        _, _, self.method, self.call_id, self.flags, self.shape, _ = fields[:7]
+        _, _, self.method, self.call_id, self.flags, self.shape, limits = fields[:7]
+        self.deadline: float | None = None  # on this process's monotonic clock
+        self.window = 0  # items a streaming endpoint may send before the caller asks for more
+        if limits is not None:
+            seconds, self.window = limits if isinstance(limits, list) else (limits, 0)
+            if seconds is not None:
+                self.deadline = time.monotonic() + seconds
         self.data = data
         self.buffers = buffers
         self.nbytes = nbytes

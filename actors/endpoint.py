@@ -11,7 +11,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 if TYPE_CHECKING:
-    from ..mesh.actormesh import MeshEndpoint
+    from ..mesh.endpoints import MeshEndpoint
 
 P = ParamSpec("P")
 R = TypeVar("R")

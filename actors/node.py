@@ -50,7 +50,10 @@ SystemHandler = Callable[["Node", Peer, list[Any], Any], Any]
 
 # Kinds that a leading thread handles where it reads them; the rest needs the I/O thread's loop.
 _ANYWHERE = frozenset(
-    [f.ACK, f.CREDIT, f.SEGMENT, f.RELEASE, f.DROP, f.PONG, f.CALL, f.REPLY, f.ERROR, f.DEFINE, f.POST, f.TOMBSTONE]
+    [
+        *(f.ACK, f.CREDIT, f.SEGMENT, f.RELEASE, f.DROP, f.PONG, f.CALL, f.REPLY, f.ERROR, f.DEFINE, f.POST),
+        *(f.TOMBSTONE, f.ITEM, f.MORE),
+    ]
 )
 
 _HEADER_PACK = f.HEADER.pack
@@ -100,6 +103,8 @@ class Node:
             f.POST: self._take_post,
             f.EVENT: self._take_event,
             f.TOMBSTONE: self._take_tombstone,
+            f.ITEM: self._take_item,
+            f.MORE: self._take_more,
         }
 
     def __repr__(self) -> str:
@@ -385,7 +390,7 @@ class Node:
 
     def _discard(self, src: int, kind: int, fields: list[Any], body: Any) -> None:
         """A duplicate. A relay's segment, lent for this very frame, is given back; a sender's serves the first copy."""
-        if kind in (f.CALL, f.REPLY, f.ERROR, f.POST):
+        if kind in (f.CALL, f.REPLY, f.ERROR, f.POST, f.ITEM):
             spanned = bodies.segment_of(fields[0])
             if spanned is not None and spanned[0] != src:
                 self.open_body(fields[0], body)
@@ -502,6 +507,18 @@ class Node:
                 self.open_body(fields[0], body)  # dropped at once, so that the segment is released
             return
         call.answered(peer, marks & 255, marks >> 8, fields, body)
+
+    def _take_item(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
+        call = self.pending.get(fields[1])
+        if call is not None:
+            call.item(peer, marks >> 8, fields, body)
+        elif bodies.segment_of(fields[0]) is not None:
+            self.open_body(fields[0], body)
+
+    def _take_more(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
+        cell = self.cells.get(fields[1])
+        if cell is not None:
+            cell.more(peer, fields[0], fields[2])
 
     def _take_cancel(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
         for cell in list(self.cells.values()):

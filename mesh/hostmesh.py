@@ -14,12 +14,13 @@ from ..actors.context import current_message, current_owner
 from ..actors.errors import ActorDied, MeshFailure, RoostError
 from ..actors.future import Future
 from ..actors.node import Node
+from ..actors.policy import WORKER_SETUP, policy
 from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import current_runtime
 from ..actors.supervision import Failure, Owned
 from ..actors.wire import pickling
 from ..actors.wire.definitions import DEFINITIONS
-from .actormesh import running_node
+from .endpoints import running_node
 from .gather import all_of
 from .procmesh import Processes, ProcMesh, agent_peer
 from .shape import Extent, MeshTrait, Shape
@@ -176,6 +177,8 @@ class HostMesh(MeshTrait):
             "command": [command.program, *command.args] if command else None,
             "cwd": os.getcwd(),
             "sys_path": import_path(),
+            "setup": list(WORKER_SETUP),
+            "policy": policy().to_wire(),
         }
         packed = pickling.pack(bootstrap, "bootstrap") if bootstrap is not None else None
         if packed is not None and packed.definitions:

@@ -18,7 +18,8 @@ from ..actors.runtime import current_runtime
 from ..actors.supervision import Owned
 from ..actors.wire.definitions import DEFINITIONS
 from ..actors.wire.receivers import pack_for
-from .actormesh import ActorMesh, Members, running_node
+from .actormesh import ActorMesh, Members
+from .endpoints import running_node
 from .gather import all_of
 from .shape import MeshTrait, Shape
 

@@ -7,6 +7,7 @@ home to the first actor, others get a thread each. The process ends when its age
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ from ..actors.link.io import IoThread
 from ..actors.link.readers import is_quiet
 from ..actors.node import Node
 from ..actors.peer import Peer
+from ..actors.policy import WORKER_SETUP, Policy, set_policy
 from ..actors.refs import ProcRef
 from ..actors.runtime import Runtime, set_runtime
 from ..actors.wire import pickling
@@ -136,4 +138,9 @@ def main(payload: bytes) -> None:
     )
     for content, blob in config.get("definitions", ()):
         DEFINITIONS.learn(content, blob)
+    set_policy(Policy.from_wire(config.get("policy", {})))
+    WORKER_SETUP[:] = config.get("setup", ())
+    for entry in WORKER_SETUP:
+        module, _, function = entry.partition(":")
+        getattr(importlib.import_module(module), function)()
     Worker(config).run()

@@ -45,7 +45,7 @@ DROP: Final = 10  # [segment]: the sender has given a pool segment up
 
 # Sequenced kinds are delivered once and in order, end to end.
 SEQUENCED: Final = 16
-CALL: Final = 16  # [layout, actor, method, call, flags, shape, timeout]
+CALL: Final = 16  # [layout, actor, method, call, flags, shape, None | seconds left | [seconds left | None, window]]
 REPLY: Final = 17  # [layout, call, actor, messages consumed, bytes consumed]
 ERROR: Final = 18  # the same as REPLY; the body is a remote failure
 CANCEL: Final = 19  # [call, reason]
@@ -53,6 +53,8 @@ DEFINE: Final = 20  # [content id, blob]
 POST: Final = 21  # [layout, port, flags]: a message to a port
 EVENT: Final = 22  # [name, ...]: supervision
 TOMBSTONE: Final = 23  # this number will never carry anything
+ITEM: Final = 24  # as REPLY: one item of a streaming endpoint; the last frame of the call is a REPLY or an ERROR
+MORE: Final = 25  # [call, actor, total]: a streaming endpoint may have sent `total` items by now
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,6 +223,8 @@ class Agent:
             "owner": common["owner"],
             "bootstrap": bootstrap or None,
             "definitions": common.get("definitions", []),
+            "setup": common.get("setup", []),
+            "policy": common.get("policy", {}),
         }
         return ProcSpec(
             proc_id=ref.proc_id,
