@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .accumulator import Accumulator
 from .actor import Actor
 from .context import Context, context, current_actor_name, current_rank, current_size
 from .endpoint import concurrent_endpoint, endpoint
@@ -17,11 +18,20 @@ from .errors import (
     SupervisionError,
     Unreachable,
 )
+from .faults import UnhandledFailure
+from .faults import default_fault_hook as unhandled_fault_hook
 from .future import Future
-from .port import Channel, Port, PortReceiver
-from .supervision import default_fault_hook as unhandled_fault_hook
+from .mailbox import Mailbox
+from .policy import Policy, policy, set_policy
+from .port import Channel, Port, PortClosed, PortReceiver, PortStatistics
+from .restart import Restart
+from .returns_future import returns_future
+from .send import send
+from .streams import ItemStream
+from .waiting import as_completed, wait
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorDied",
     "ActorError",
@@ -32,17 +42,30 @@ __all__ = [
     "Channel",
     "Context",
     "Future",
+    "ItemStream",
+    "Mailbox",
     "MeshFailure",
+    "Policy",
     "Port",
+    "PortClosed",
     "PortReceiver",
+    "PortStatistics",
+    "Restart",
     "RoostError",
     "SupervisionError",
+    "UnhandledFailure",
     "Unreachable",
+    "as_completed",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
     "endpoint",
+    "policy",
+    "returns_future",
+    "send",
+    "set_policy",
     "unhandled_fault_hook",
+    "wait",
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from .endpoint import endpoints_of
+from .mailbox import Mailbox
 
 # What an actor mesh has itself; an endpoint of that name could not be reached.
 RESERVED = frozenset(
@@ -22,6 +24,7 @@ RESERVED = frozenset(
         "initialized",
         "name",
         "region",
+        "respawn",
         "statistics",
     ]
 )
@@ -30,11 +33,23 @@ RESERVED = frozenset(
 class Actor:
     """Base class of actors. `__init__` runs on the worker, with the arguments given to `spawn`.
 
-    One home thread runs `__init__`, every endpoint and every hook. Hooks, both optional, both `def` or `async def`:
+    One home thread runs `__init__`, every endpoint that has no lane, and every hook. The class may say, and subclasses
+    inherit:
+
+    lanes
+        `class A(Actor, lanes={"health": 1, "io": 4})`: how many calls of a lane's endpoints run at once (`endpoint`).
+    mailbox
+        `class A(Actor, mailbox=Mailbox(limit=100, policy="fail"))`: how many messages may wait (`Mailbox`).
+
+    Hooks, all optional, all `def` or `async def`:
 
     `__supervise__(self, failure: MeshFailure) -> bool`
         A mesh that this actor spawned has failed. True: handled. Otherwise this actor fails in turn, and its owner is
         asked. Runs before messages that wait.
+    `__restore__(self, restart: Restart)`
+        Ranks of the mesh were started anew (`ProcMesh.respawn`, or a restart policy): on those, after `__init__`, with
+        `restart.fresh`; on the others, which rebuild what they share with the dead, such as process groups. Runs before
+        messages that wait. One that raises fails the actor.
     `__cleanup__(self, error: Exception | None)`
         The actor ends: `error` is None on a normal stop. Meshes it spawned have been stopped already.
 
@@ -44,14 +59,28 @@ class Actor:
     ...     def echo(self, value): return value
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, *, lanes: Mapping[str, int] | None = None, mailbox: Mailbox | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
+        if lanes is not None:
+            for name, size in lanes.items():
+                if not isinstance(size, int) or size < 1:
+                    raise ValueError(f"{cls.__qualname__}: lane {name!r} has size {size!r}, it must be at least 1")
+            cls._roost_lanes = {**cls._roost_lanes, **lanes}
+        if mailbox is not None:
+            if not isinstance(mailbox, Mailbox):
+                raise TypeError(f"{cls.__qualname__}: mailbox={mailbox!r} is no Mailbox(limit=…, policy=…)")
+            cls._roost_mailbox = mailbox
         taken = sorted(RESERVED & set(endpoints_of(cls)))
         if taken:
             raise ValueError(
                 f"{cls.__qualname__}: an endpoint cannot be called {', '.join(map(repr, taken))}, "
                 "an actor mesh has that itself; rename it"
             )
+
+    _roost_lanes: ClassVar[dict[str, int]] = {}
+    _roost_mailbox: ClassVar[Mailbox | None] = None
 
     @cached_property
     def logger(self) -> logging.Logger:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
+import queue
 import time
 from asyncio.events import _set_running_loop
 from collections.abc import Callable
 from typing import Any
 
-from .cell import _STOP, FAILED, STOPPED, STOPPING, Cell
+from .answers import PAST_DEADLINE, THE_END
+from .calls import MANY, WANTS_ANSWER
+from .cell import _STOP, FAILED, Cell
 from .context import Message, enter
 from .endpoint import EndpointInfo
-from .errors import MeshFailure
 from .link.io import new_event_loop
-
-logger = logging.getLogger("roost.actors")
+from .running import run_special_async
 
 BURST = 64  # sync messages handled before the loop gets a turn
 
@@ -34,7 +34,6 @@ def run_async(cell: Cell, cls: type, args: tuple[Any, ...], kwargs: dict[str, An
         if not _hidden(cell.construct, cls, args, kwargs):
             return
         cell._wake = home.wake
-        cell.cancel_task = home.cancel_task  # type: ignore[method-assign]
         home.wake()
         loop.run_forever()
         home.end()
@@ -61,7 +60,7 @@ class _AsyncHome:
         self.scheduled = False
         self.busy = False
         self.stopping = False
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = cell.tasks
 
     def wake(self) -> None:
         """From any thread: something is in the queue."""
@@ -72,13 +71,6 @@ class _AsyncHome:
             except RuntimeError:  # the loop is closed: the actor has ended, and refuses what comes
                 return
 
-    def cancel_task(self, message: Message) -> None:
-        """From the I/O thread."""
-        try:
-            self.loop.call_soon_threadsafe(message.task.cancel)
-        except RuntimeError:  # closed: the actor has ended
-            return
-
     def drain(self) -> None:
         """Start the next message, or only concurrent ones while an async endpoint holds the actor."""
         self.scheduled = False
@@ -88,7 +80,10 @@ class _AsyncHome:
             busy = self.busy or cell.supervising
             if self.stopping or (cell.queue.empty() and (busy or not cell.backlog)):
                 return
-            message = cell.backlog.popleft() if cell.backlog and not busy else cell.queue.get_nowait()
+            try:
+                message = cell.backlog.popleft() if cell.backlog and not busy else cell.queue.get_nowait()
+            except (IndexError, queue.Empty):  # a bounded mailbox has dropped it meanwhile
+                continue
             if message is None:
                 continue
             if busy and not self.is_concurrent(message):
@@ -125,9 +120,11 @@ class _AsyncHome:
     def start(self, message: Message) -> None:
         """Run a sync endpoint now, or make the task of an async one."""
         cell = self.cell
-        info = cell.endpoints.get(message.method)
+        info = cell.endpoints.get(message.method) or cell.method(message.method)
         if info is None or not info.is_async:
+            cell.now = message
             _hidden(contextvars.copy_context().run, cell.handle_sync, message)
+            cell.now = None
             return
         if cell.take(message) is None:
             return
@@ -135,34 +132,21 @@ class _AsyncHome:
             self.busy = True
         task = self.loop.create_task(self.run_endpoint(message, info))
         message.task = task
-        self.tasks.add(task)
+        if message.cancelled is not None:
+            task.cancel()
+        self.tasks[task] = message
         task.add_done_callback(self.finished)
 
     async def run_endpoint(self, message: Message, info: EndpointInfo) -> None:
-        cell = self.cell
-        message.running = True
-        enter(message)
-        begin = time.perf_counter()
         try:
-            args, kwargs = message.arguments()
-            if info.explicit_port:
-                args = (message.port(), *args)
-            value = await info.function(cell.instance, *args, **kwargs)
-            del args, kwargs
-            if not info.explicit_port:
-                cell.answer(message, value, info)
-        except BaseException as error:  # noqa: BLE001 - every failure of user code goes to the caller
-            if isinstance(error, asyncio.CancelledError) and message.cancelled is not None:
-                cell._answer_cancelled(message, "its task was cancelled")
-            else:
-                cell.raised(message, error)
-        info.seconds = time.perf_counter() - begin
-        if not info.concurrent:
-            self.busy = False
+            await run_endpoint(self.cell, message, info)
+        finally:
+            if not info.concurrent:
+                self.busy = False
 
     def finished(self, task: asyncio.Task[None]) -> None:
         """A task has ended: the next message may start."""
-        self.tasks.discard(task)
+        self.tasks.pop(task, None)
         if self.cell.state == FAILED or (self.stopping and not self.tasks):
             self.stopping = True
             self.loop.stop()
@@ -173,42 +157,36 @@ class _AsyncHome:
         """The loop has stopped: cancel what runs, stop what is owned, clean up."""
         cell = self.cell
         if self.tasks:
-            for task in self.tasks:
+            for task, message in list(self.tasks.items()):
+                message.cancelled = message.cancelled or THE_END
                 task.cancel()
-            self.loop.run_until_complete(asyncio.wait(self.tasks, timeout=5))
-        if cell.state != FAILED:
-            cell.state = STOPPING
-        cell.stop_owned()
-        hook = getattr(cell.instance, "__cleanup__", None)
-        if asyncio.iscoroutinefunction(hook):
-            try:
-                self.loop.run_until_complete(hook(cell.error))
-            except Exception:
-                logger.exception("%s: __cleanup__ raised", cell.name)
-        else:
-            cell.cleanup()
-        if cell.state != FAILED:
-            cell.state = STOPPED
-        cell._end()
+            self.loop.run_until_complete(asyncio.wait(list(self.tasks), timeout=5))
+        cell.finish(self.loop)
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
 
-def supervise_async(
-    cell: Cell, hook: Any, failure: MeshFailure, answer: Callable[[bool, BaseException | None], None]
-) -> None:
-    """Run an async `__supervise__` as a task of the actor's loop."""
-
-    async def ask() -> None:
-        enter(Message.of_cell(cell))
-        try:
-            handled = bool(await hook(failure))
-        except Exception as error:  # noqa: BLE001 - a hook that raises has not handled it
-            answer(False, error)
-            return
-        finally:
-            cell.supervising -= 1
-            cell._wake()
-        answer(handled, None)
-
-    cell.supervising += 1
-    asyncio.get_event_loop().create_task(ask())
+async def run_endpoint(cell: Cell, message: Message, info: EndpointInfo) -> None:
+    """Run one message whose endpoint is async, in the task of its own; on the home thread's loop or a lane's."""
+    enter(message)
+    timer: asyncio.TimerHandle | None = None
+    if message.deadline is not None and not message.flags & WANTS_ANSWER:
+        loop = (
+            asyncio.get_running_loop()
+        )  # it is in no list of calls to be answered, which is looked through for others
+        timer = loop.call_later(message.remaining or 0.0, cell.give_up, message, PAST_DEADLINE)
+    begin = time.perf_counter()
+    try:
+        if info.plain and message.flags < MANY:
+            args, kwargs = message.arguments()
+            value = await info.function(cell.instance, *args, **kwargs)
+            del args, kwargs
+            cell.answer(message, value, info)
+        else:
+            await run_special_async(cell, message, info)
+    except BaseException as error:  # noqa: BLE001 - every failure of user code goes to the caller
+        cell.raised(message, error)
+    finally:
+        if timer is not None:
+            timer.cancel()
+    if not info.lane:
+        info.seconds = time.perf_counter() - begin

@@ -1,8 +1,8 @@
-"""Calls: what waits for answers, and what sends them.
+"""Calls: what waits for answers.
 
-`OneCall` waits for one rank, `MeshCall` for all of a mesh, `StreamCall` hands a future a rank out as they arrive,
-`Request` is one of Roost's own. A call registers under a number in `Node.pending`, where answers, deaths and
-cancellations find it.
+`OneCall` waits for one rank, `MeshCall` for all of a mesh, `Request` is one of Roost's own; streams are in
+`streams.py`, what sends is in `sending.py`. A call registers under a number in `Node.pending`, where answers, deaths,
+deadlines and cancellations find it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import (
     ActorDied,
     ActorError,
     ActorStopped,
-    Busy,
+    CallTimeout,
     MeshFailure,
     RoostError,
     SupervisionError,
@@ -26,19 +26,19 @@ from .errors import (
     from_portable,
     from_record,
 )
-from .future import _CANCELLED, _FAILED, _PENDING, _RAW, Future, deadline
+from .future import _CANCELLED, _PENDING, _RAW, Future, deadline
 from .node import Node
 from .peer import Peer
 from .refs import SYSTEM_ACTOR, ProcRef
 from .wire import frame as f
 from .wire import pickling
-from .wire.delivery import BUSY, SEND
 
 WANTS_ANSWER = 1  # flags of a CALL
 WANTS_ITEMS = 2  # the caller takes the items of a streaming endpoint one by one, as ITEM frames
 NO_VALUE = 4  # the answer's value is not wanted: None is sent in its place
 MANY = 8  # the body is a list of (args, kwargs): one call after the other, one answer, a list of (ok, value or error)
 FAIL_WINDOW = 0.05  # seconds in which further failures of a mesh call join the first
+STACKS_WAIT = 1.0  # seconds that the stacks of ranks which have not answered may take
 
 
 def decode_answer(kind: int, rank: int, fields: list[Any], data: Any, buffers: list[Any]) -> Any:
@@ -46,6 +46,8 @@ def decode_answer(kind: int, rank: int, fields: list[Any], data: Any, buffers: l
     if kind == f.REPLY:
         return pickling.unpack(data, buffers)
     record = fields[5]
+    if record.get("deadline"):
+        raise CallTimeout(f"{record['actor']}.{record['endpoint']} at rank {rank}: {record['text']}")
     original = None
     if len(data):
         try:
@@ -59,10 +61,43 @@ def decode_answer(kind: int, rank: int, fields: list[Any], data: Any, buffers: l
     raise from_record(record, rank, original)
 
 
-class _Call(Future[Any]):
-    """Common to all calls: where they are registered and how they are cancelled."""
+_next_call = itertools.count(1).__next__
 
-    __slots__ = ("about", "call_id", "node", "peers")
+
+def _place(peer: Peer) -> str:
+    where = peer.where
+    return f"{peer.name} on {where.host}" if where is not None else peer.name
+
+
+class Led(Future[Any]):
+    """A future whose waiter reads the sockets itself, without another thread in between, where it may."""
+
+    __slots__ = ("node",)
+
+    node: Node
+
+    def _settled(self) -> None:
+        readers = self.node.io.readers
+        if readers.leader is self:
+            readers.wake(self)
+
+    def _wait(self, timeout: float | None) -> bool:
+        self._flush()
+        until = deadline(timeout)
+        io = self.node.io
+        try:
+            if not io.inside() and io.readers.wait(self, self.done, timeout):
+                return True
+        except BaseException:  # Ctrl-C: nobody waits for this call any more
+            self.cancel("the wait for it was interrupted")
+            raise
+        return super()._wait(None if until is None else until - time.monotonic())
+
+
+class _Call(Led):
+    """Common to all calls: where they are registered, how they are cancelled, and what happens at their deadline."""
+
+    __slots__ = ("about", "call_id", "peers")
 
     def __init__(self, node: Node, about: str, peers: Sequence[Peer]) -> None:
         super().__init__()
@@ -81,29 +116,68 @@ class _Call(Future[Any]):
             if link is not None and link.deferred:
                 link.flush()
 
-    def _settled(self) -> None:
-        readers = self.node.io.readers
-        if readers.leader is self:
-            readers.wake(self)
+    # deadlines
 
-    def _wait(self, timeout: float | None) -> bool:
-        """Read the answer here, without another thread in between, where this thread may."""
-        self._flush()
-        until = deadline(timeout)
-        io = self.node.io
-        try:
-            if not io.inside() and io.readers.wait(self, self.done, timeout):
-                return True
-        except BaseException:  # Ctrl-C: nobody waits for this call any more
-            self.cancel("the wait for it was interrupted")
-            raise
-        return super()._wait(None if until is None else until - time.monotonic())
+    def expire(self, seconds: float, inherited: bool) -> None:
+        """The call's deadline has passed: dump the stacks of those who have not answered, then cancel. I/O thread."""
+        if self.done():
+            return
+        stacks = None if inherited else self._stacks()
+        if stacks is None:
+            self._time_out(self._timeout_text(seconds), {})
+            return
+
+        def dumped() -> None:
+            self._time_out(self._timeout_text(seconds), stacks._result() if not stacks.cancelled() else {})
+
+        if not stacks._when_done(dumped):
+            dumped()
+
+    def _timed_out(self, timeout: float) -> None:
+        """A `get(timeout)` has waited in vain; in its thread."""
+        text = self._timeout_text(timeout)
+        stacks = self._stacks()
+        found: dict[int, str] = {}
+        if stacks is not None and stacks._wait(STACKS_WAIT * 2):
+            found = stacks._result()
+        self._time_out(text, found)
+
+    def _timeout_text(self, seconds: float) -> str:
+        return f"{self.about or 'the call'} gave no answer within {seconds:g} s and was cancelled"
+
+    def _silent(self) -> dict[int, Peer]:
+        """By rank: who has not answered."""
+        return dict(enumerate(self.peers))
+
+    def _stacks(self) -> Future[dict[int, str]] | None:
+        """What those who have not answered are doing, by rank; None where it cannot be asked for."""
+        if self.node.stacks_of is None or self.node.closed:
+            return None
+        silent = {rank: peer.where for rank, peer in self._silent().items() if peer.where is not None}
+        if not silent:
+            return None
+        ranks = list(silent)
+        asked = self.node.stacks_of([where for where in silent.values() if where is not None], STACKS_WAIT)
+        return _ByRank(asked, ranks)
+
+    def _time_out(self, text: str, stacks: dict[int, str]) -> None:
+        silent = self._silent()
+        error = CallTimeout(text)
+        error.stacks = stacks
+        error.unanswered = tuple(silent)
+        error.places = {rank: _place(peer) for rank, peer in silent.items()}
+        if self._settle(_CANCELLED, error):
+            self._cancel_remote("its deadline has passed")
+
+    def item(self, peer: Peer, rank: int, fields: list[Any], body: Any) -> None:
+        """An item of a streaming endpoint that this call did not ask for."""
+        self.node.open_body(fields[0], body)
 
     def _unregister(self) -> None:
         self.node.pending.pop(self.call_id, None)
 
     def _unanswered(self) -> Sequence[Peer]:
-        return self.peers
+        return list(self._silent().values())
 
     def _cancel_remote(self, reason: str) -> None:
         envelope = f.packb([self.call_id, reason])
@@ -112,6 +186,11 @@ class _Call(Future[Any]):
                 self.node._post_quietly(peer, f.CANCEL, envelope)
                 if peer.link is not None:
                     peer.link.flush()
+
+    def _overtaken(self, kind: int, fields: list[Any]) -> bool:
+        """Whether the actor tells that this call's deadline has passed before this end has found so itself: it will in
+        a moment, and tell more."""
+        return kind == f.ERROR and isinstance(fields[5], dict) and bool(fields[5].get("deadline")) and not self.done()
 
     def _note_cancelled(self, rank: int, fields: list[Any]) -> None:
         """The actor's word on a call that was cancelled here."""
@@ -133,6 +212,32 @@ class _Call(Future[Any]):
         """The answer says that the actor is gone."""
         if isinstance(fields[5], dict) and fields[5].get("gone"):
             self._hold(self.node.failure_of(fields[2], peer.proc_id))
+
+
+class _ByRank(Future[dict[int, str]]):
+    """Stacks that were asked for by index, by rank."""
+
+    __slots__ = ("_asked", "_ranks")
+
+    def __init__(self, asked: Future[dict[int, str]], ranks: Sequence[int]) -> None:
+        super().__init__()
+        self._asked, self._ranks = asked, ranks
+
+        def done() -> None:
+            self.set_raw(None)
+
+        if not asked._when_done(done):
+            done()
+
+    def _flush(self) -> None:
+        self._asked._flush()
+
+    def _decode(self, raw: Any) -> dict[int, str]:
+        try:
+            found = self._asked._result()
+        except RoostError as error:
+            return dict.fromkeys(self._ranks, f"(no stacks: {error})")
+        return {self._ranks[index]: text for index, text in found.items()}
 
 
 class _Both:
@@ -189,6 +294,8 @@ class OneCall(_Call):
         super()._cancel_remote(reason)
 
     def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
+        if kind == f.ERROR and self._overtaken(kind, fields):
+            return
         self.node.pending.pop(self.call_id, None)
         if self._state == _CANCELLED:
             if kind == f.ERROR:
@@ -233,7 +340,7 @@ class MeshCall(_Call):
     The value is built by `gather` from the answers in rank order, in the thread that asks.
     """
 
-    __slots__ = ("answers", "errors", "fail_fast", "failing", "gather", "left")
+    __slots__ = ("answers", "cancel_rest", "errors", "fail_fast", "failing", "gather", "left")
 
     def __init__(
         self,
@@ -243,8 +350,10 @@ class MeshCall(_Call):
         gather: Callable[[list[Any]], Any],
         *,
         fail_fast: bool = True,
+        cancel_rest: bool = False,
     ) -> None:
         super().__init__(node, about, peers)
+        self.cancel_rest = cancel_rest
         self.gather = gather
         self.answers: list[Any] = [None] * len(peers)
         self.errors: dict[int, Exception | None] = {}
@@ -252,11 +361,15 @@ class MeshCall(_Call):
         self.failing = False
         self.fail_fast = fail_fast
 
-    def _unanswered(self) -> Sequence[Peer]:
-        return [peer for rank, peer in enumerate(self.peers) if self.answers[rank] is None and rank not in self.errors]
+    def _silent(self) -> dict[int, Peer]:
+        return {
+            rank: peer for rank, peer in enumerate(self.peers) if self.answers[rank] is None and rank not in self.errors
+        }
 
     def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
         if not 0 <= rank < len(self.answers) or self.answers[rank] is not None or self.peers[rank] is not peer:
+            return
+        if self._overtaken(kind, fields):
             return
         self.answers[rank] = (kind, rank, fields, *self.node.open_body(fields[0], body))
         self.left -= 1
@@ -297,7 +410,8 @@ class MeshCall(_Call):
             return
         for error in self.errors.values():
             self._hold(getattr(error, "_roost_failure", None))
-        self.set_raw(None)
+        if self.set_raw(None) and self.cancel_rest and self.left:
+            self._cancel_remote("another rank of the same call has failed")
 
     def _decode(self, raw: Any) -> Any:
         if not self.errors:
@@ -318,88 +432,11 @@ class MeshCall(_Call):
         # An endpoint's own exception explains more than the death that followed from it, or that it followed from.
         failures.sort(key=lambda item: (not isinstance(item[1], MeshFailure), item[0]))
         _, first = failures[0]
-        running = tuple(r for r, answer in enumerate(self.answers) if answer is None and r not in self.errors)
-        if isinstance(first, ActorError):
+        if isinstance(first, ActorError | MeshFailure):
             first.others = tuple(failures[1:])
-            first.running = running
-        elif len(failures) > 1 or running:
-            also = "; ".join(f"rank {rank}: {error}" for rank, error in failures[1:])
-            first.add_note(
-                "\n".join(
-                    part
-                    for part in (
-                        f"also failed: {also}" if also else "",
-                        f"still running: ranks {list(running)}" if running else "",
-                    )
-                    if part
-                )
-            )
+            first.running = tuple(self._silent())
+            first.rest_cancelled = self.cancel_rest
         return first
-
-
-class RankFuture(Future[Any]):
-    """One rank's answer within a stream; `rank` is known once it is done."""
-
-    __slots__ = ("rank", "stream")
-
-    def __init__(self, stream: StreamCall) -> None:
-        super().__init__()
-        self.stream = stream
-        self.rank: int | None = None
-
-    def _about(self) -> str:
-        return self.stream.about
-
-    def _flush(self) -> None:
-        self.stream._flush()
-
-    def _decode(self, raw: Any) -> Any:
-        return decode_answer(*raw)
-
-    def _cancel_remote(self, reason: str) -> None:
-        self.stream.cancel(reason)
-
-
-class StreamCall(_Call):
-    """A future for each rank, completed in the order in which the answers arrive."""
-
-    __slots__ = ("futures", "gone", "next")
-
-    def __init__(self, node: Node, about: str, peers: Sequence[Peer]) -> None:
-        super().__init__(node, about, peers)
-        self.futures = [RankFuture(self) for _ in peers]
-        self.gone: set[int] = set()
-        self.next = 0
-
-    def _unanswered(self) -> Sequence[Peer]:
-        return [peer for rank, peer in enumerate(self.peers) if rank not in self.gone]
-
-    def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
-        if 0 <= rank < len(self.peers) and rank not in self.gone and self.peers[rank] is peer:
-            answer = (kind, rank, fields, *self.node.open_body(fields[0], body))
-            self._arrived(rank, lambda future: future.set_raw(answer))
-
-    def lost(self, peer: Peer, error: Exception) -> None:
-        for rank, member in enumerate(self.peers):
-            if member is peer:
-                self.rank_lost(rank, error)
-
-    def rank_lost(self, rank: int, error: Exception) -> None:
-        """A rank will never answer."""
-        if rank not in self.gone:
-            self._arrived(
-                rank, lambda future: future.set_exception(about_call(error, f"{self.about} at rank {rank}", rank))
-            )
-
-    def _arrived(self, rank: int, complete: Callable[[RankFuture], object]) -> None:
-        self.gone.add(rank)
-        future = self.futures[self.next]
-        self.next += 1
-        future.rank = rank
-        if self.next == len(self.futures):
-            self._unregister()
-            self.set_result(None)
-        complete(future)
 
 
 _KINDS: dict[str, type[RoostError]] = {
@@ -470,133 +507,3 @@ def is_near(node: Node, peer: Peer) -> bool:
     if peer.link is not None:
         return peer.link.same_host_socket and peer.link.peer.proc_id == peer.proc_id
     return peer.where is not None and peer.where.node_id == node.node_id and peer.proc_id != node.proc_id
-
-
-_next_call = itertools.count(1).__next__
-
-
-class Sender:
-    """Sends calls of one actor mesh: credit, numbering, and what is due when a rank is known dead."""
-
-    @staticmethod
-    def small(node: Node, call: OneCall, peer: Peer, actor: int, rank: int, envelope: bytes, data: bytes) -> None:
-        """`one` for a body that is a pickle alone: the hot path."""
-        call.actor = actor
-        with peer.lock:
-            account = peer.credit.get(actor) or peer.credit_for(actor)
-            if account.admit(len(data)) == SEND:
-                try:
-                    call.seq = node.post_small(peer, f.CALL, envelope, data, rank, len(node.pending) > 1)
-                except MeshFailure as error:
-                    call.lost(peer, error)
-                call.nbytes = len(data)
-                return
-        Sender.one(node, call, peer, actor, rank, envelope, bodies.Body(None, [data], len(data)))
-
-    @staticmethod
-    def one(
-        node: Node, call: OneCall | None, peer: Peer, actor: int, rank: int, envelope: bytes, body: bodies.Body
-    ) -> None:
-        """Send to one rank, or wait for credit, or fail with Busy."""
-        defer = call is not None and len(node.pending) > 1
-        if call is not None:
-            call.actor = actor
-        with peer.lock:  # credit and number are taken together, so that nothing that waits is overtaken
-            account = peer.credit_for(actor)
-            decision = account.admit(body.nbytes)
-            if decision == SEND:
-                Sender._post(node, call, peer, rank, envelope, body, defer)
-                return
-            if decision != BUSY:
-
-                def send() -> None:
-                    Sender._post(node, call, peer, rank, envelope, body, True)
-
-                if call is not None:
-                    call.parked = send
-                account.park(send, body.nbytes)
-                return
-        error = Busy(
-            f"{peer.name} has not consumed {account.statistics().outstanding_messages} messages; wait for answers"
-        )
-        if call is None:
-            raise error
-        call._unregister()
-        call._settle(_FAILED, error)
-
-    @staticmethod
-    def _post(
-        node: Node, call: OneCall | None, peer: Peer, rank: int, envelope: bytes, body: bodies.Body, defer: bool
-    ) -> None:
-        try:
-            seq = node.post(peer, f.CALL, envelope, body, rank=rank, defer=defer)
-        except MeshFailure as error:
-            if call is None:
-                raise
-            call.lost(peer, error)
-            return
-        if call is not None:
-            call.seq, call.nbytes = seq, body.nbytes
-
-    @staticmethod
-    def many(
-        node: Node,
-        call: MeshCall | StreamCall | None,
-        targets: Sequence[tuple[Peer, int]],
-        actor: int,
-        envelope: Callable[[Any], bytes],
-        packed: pickling.Packed,
-    ) -> None:
-        """Send to many ranks, pickled once, copied at most once a host; ranks without credit wait for it on their own.
-
-        `envelope(layout)` makes the envelope; it differs only where some get a pool segment and others the bytes.
-        """
-        near = [target for target in targets if packed.buffers and is_near(node, target[0])]
-        local = body_for(node, packed, [peer for peer, _ in near]) if near else None
-        if local is None or local.segment is None:
-            Sender._group(node, call, targets, actor, envelope, local or bodies.inline(packed))
-            return
-        Sender._group(node, call, near, actor, envelope, local)
-        far = [target for target in targets if target not in near]
-        if far:
-            Sender._group(node, call, far, actor, envelope, bodies.inline(packed))
-
-    @staticmethod
-    def _group(
-        node: Node,
-        call: MeshCall | StreamCall | None,
-        targets: Sequence[tuple[Peer, int]],
-        actor: int,
-        envelope: Callable[[Any], bytes],
-        body: bodies.Body,
-    ) -> None:
-        encoded = envelope(body.layout)
-        ready: list[tuple[Peer, int]] = []
-        failed: list[tuple[int, Exception]] = []
-        for peer, rank in targets:
-            with peer.lock:
-                decision = peer.credit_for(actor).admit(body.nbytes)
-                if decision == SEND:
-                    ready.append((peer, rank))
-                elif decision != BUSY:
-                    peer.credit_for(actor).park(_parked(node, call, peer, rank, encoded, body), body.nbytes)
-                else:
-                    failed.append((rank, Busy(f"{peer.name} has too many messages waiting; wait for answers")))
-        failed += node.cast(ready, encoded, body)
-        for rank, error in failed:
-            if call is None:
-                raise error
-            call.rank_lost(rank, error)
-
-
-def _parked(
-    node: Node, call: MeshCall | StreamCall | None, peer: Peer, rank: int, envelope: bytes, body: bodies.Body
-) -> Callable[[], None]:
-    def send() -> None:
-        try:
-            node.post(peer, f.CALL, envelope, body, rank=rank, defer=True)
-        except MeshFailure as error:
-            if call is not None:
-                call.rank_lost(rank, error)
-
-    return send

@@ -2,15 +2,16 @@
 
 The I/O thread puts messages into `queue`; the home thread takes them out. An actor whose endpoints are all sync
 sleeps on the queue itself; one that has async endpoints runs an event loop (`asynccell.py`). Failures of meshes it
-owns come before the messages that wait.
+owns come before the messages that wait. Where a class has lanes, batched endpoints or a bounded mailbox, `intake`
+decides on the I/O thread where a message goes; all others have none.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import os
-import queue
 import sys
 import threading
 import time
@@ -19,28 +20,28 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import bodies
-from .calls import WANTS_ANSWER, body_for
+from . import hooks
+from .answers import PAST_DEADLINE, QUICK, Answers, Ended
+from .calls import MANY, WANTS_ANSWER
 from .context import Message, enter
-from .endpoint import EndpointInfo, endpoints_of
-from .errors import ActorDied, ActorStopped, MeshFailure, SupervisionError, failure_record, portable
-from .node import SMALL_FRAME, Node
-from .peer import Peer
+from .endpoint import EndpointInfo, endpoints_of, undecorated
+from .errors import ActorDied, ActorStopped, CallCancelled, MeshFailure, SupervisionError, failure_record
+from .expiry import Expiry
+from .intake import Intake, intake_of
+from .node import Node
 from .refs import ActorId
-from .wire import frame as f
-from .wire import pickling
-from .wire.receivers import pack_for
+from .running import run_special
 
 logger = logging.getLogger("roost.actors")
 
-QUICK = 200e-6  # endpoints faster than this have their answers gathered while more messages wait
 CLEANUP_TIMEOUT = 10.0
 _STOP = object()
+_HOOKS = ("__supervise__", "__cleanup__", "__restore__")
 
 STARTING, RUNNING, STOPPING, STOPPED, FAILED = "starting", "running", "stopping", "stopped", "failed"
 
 
-class Cell:
+class Cell(Answers):
     """One actor of this process. `run()` is the life of its home thread."""
 
     def __init__(
@@ -55,35 +56,50 @@ class Cell:
         make: Callable[[], tuple[type, tuple[Any, ...], dict[str, Any]]],
         started: Callable[[Cell, BaseException | None], None],
     ) -> None:
-        self.node = node
-        self.actor_id = actor_id
-        self.name = name
+        super().__init__(node, actor_id, name)
         self.rank = rank
         self.shape = shape
         self.owner = owner
+        self.class_name = ""
         self.instance: Any = None
         self.state = STARTING
         self.error: BaseException | None = None
         self.reason = ""
-        self.queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.backlog: deque[Any] = deque()  # passed over by concurrent calls while an async endpoint holds the actor
         self.urgent: deque[Callable[[], None]] = deque()
         self.endpoints: dict[str, EndpointInfo] = {}
-        self.waiting: dict[tuple[int, int], Message] = {}  # by (caller, call): queued or running
+        self.intake: Intake | None = None
         self.owned: list[Any] = []  # meshes this actor spawned
-        self.deferred: set[Peer] = set()  # who has answers that may still wait for others
+        self._prune_at = 16
+        self.now: Message | None = None  # what the home thread runs, but for tasks …
+        self.tasks: dict[asyncio.Task[None], Message] = {}  # … which are these
         self.supervising = 0  # async hooks that run: messages wait for them
+        self.killed = False  # it ends without `__cleanup__`
+        self.has_loop = False
         self.ended = threading.Event()
         self._on_end: list[Callable[[], object]] = []
         self.handled = self.failed = 0
         self.pid = os.getpid()
+        self._home = 0
         self._make = make
         self._started = started
+        self._expiry = Expiry(self)
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<Cell {self.name} rank {self.rank}: {self.state}, {self.queue.qsize() + len(self.backlog)} waiting>"
+        return f"<Cell {self.name} rank {self.rank}: {self.state}, {self.depth()} waiting>"
+
+    def depth(self) -> int:
+        """How many messages wait for the home thread."""
+        return self.queue.qsize() + len(self.backlog)
+
+    def own(self, mesh: Any) -> None:
+        """Remember a mesh that this actor spawned, and forget those that have been stopped since."""
+        if len(self.owned) >= self._prune_at:
+            self.owned = [known for known in self.owned if not known._stopped]
+            self._prune_at = 2 * len(self.owned) + 16
+        self.owned.append(mesh)
 
     # from the I/O thread
 
@@ -91,29 +107,22 @@ class Cell:
         """Put a message behind those that wait; one that comes too late is answered with the reason."""
         if message.flags & WANTS_ANSWER:
             self.waiting[message.peer.proc_id, message.call_id] = message
-        self.queue.put(message)
-        self._wake()
+            if message.deadline is not None:
+                self._expiry.note(message.deadline)
+        placed = message if self.intake is None else self.intake.place(message)
+        if placed is not None:
+            self.queue.put(placed)
+            self._wake()
         if self.ended.is_set():
             self._refuse_rest()
 
-    def cancel(self, peer: Peer, call: int, reason: str) -> bool:
-        """Cancel a call: dropped if it waits, its task cancelled if it is async, else told to the endpoint."""
-        message = self.waiting.get((peer.proc_id, call))
-        if message is None:
-            return False
-        message.cancelled = reason
-        if message.task is not None:
-            self.cancel_task(message)
-        elif message.running:
-            self._answer_cancelled(message, "it is still running: a sync endpoint cannot be interrupted")
-        return True
-
-    def cancel_task(self, message: Message) -> None:
-        """Cancel the task of a running async endpoint."""
-
     def supervise(self, failure: MeshFailure, answer: Callable[[bool, BaseException | None], None]) -> None:
         """Ask the actor's `__supervise__`, before messages that wait; `answer(handled, error)` is called after."""
-        self.urgent.append(lambda: self._supervise(failure, answer))
+        self.urge(lambda: hooks.supervise(self, failure, answer))
+
+    def urge(self, action: Callable[[], None]) -> None:
+        """Do something on the home thread, before messages that wait. From any thread."""
+        self.urgent.append(action)
         self.queue.put(None)
         self._wake()
 
@@ -127,17 +136,21 @@ class Cell:
 
     def run(self) -> None:
         """The whole life of the actor; returns when it has ended."""
+        self._home = threading.get_ident()
         try:
             cls, args, kwargs = self._make()
-            definitions = endpoints_of(cls)
-            self.endpoints = {name: definition.info() for name, definition in definitions.items()}
-            asynchronous = any(info.is_async for info in self.endpoints.values()) or any(
-                inspect.iscoroutinefunction(getattr(cls, hook, None)) for hook in ("__supervise__", "__cleanup__")
+            self.class_name = cls.__name__
+            self.endpoints = {name: definition.info() for name, definition in endpoints_of(cls).items()}
+            self.has_loop = any(info.is_async and not info.lane for info in self.endpoints.values()) or any(
+                inspect.iscoroutinefunction(getattr(cls, hook, None)) for hook in _HOOKS
             )
+            intake = intake_of(self, cls)
+            if intake is not None:
+                intake.install()
         except Exception as error:  # noqa: BLE001 - a user's class may fail to unpickle in any way
             self._fail_start(error)
             return
-        if asynchronous:
+        if self.has_loop:
             from .asynccell import run_async
 
             run_async(self, cls, args, kwargs)
@@ -167,8 +180,9 @@ class Cell:
                 continue
             if message is _STOP:
                 break
+            self.now = message
             self.handle_sync(message)
-            del message  # its buffers must not outlive it until the next one comes
+            message = self.now = None  # its buffers must not outlive it until the next one comes
             if self.state == FAILED:
                 break
         self.finish()
@@ -188,6 +202,8 @@ class Cell:
             self._fail_start(RuntimeError(f"__init__ called sys.exit({error.code!r})"))
             return False
         self.state = RUNNING
+        if self.intake is not None:
+            self.intake.open()
         self._started(self, None)
         return True
 
@@ -195,6 +211,8 @@ class Cell:
         self.state, self.error = FAILED, error
         self.reason = f"its __init__ raised {type(error).__name__}: {error}"
         self._started(self, error)
+        if self.intake is not None:
+            self.intake.end(at_once=True)
         self._end()
 
     # one message
@@ -202,15 +220,30 @@ class Cell:
     def take(self, message: Message) -> EndpointInfo | None:
         """Count the message as consumed; None when it is not to be run."""
         peer = message.peer
-        if peer.granting_for(self.actor_id).consumed(message.nbytes) and not message.flags & WANTS_ANSWER:
+        if peer is None:  # a batch: its messages are taken when it begins
+            return self.endpoints[message.method]
+        if peer.granting_for(self.actor_id).consumed(message.nbytes) and (
+            not message.flags & WANTS_ANSWER or self.intake is not None
+        ):
             self.node.grant(peer, self.actor_id)
         self.handled += 1
-        if message.cancelled is not None:
-            self._answer_cancelled(message, "it was never started")
+        message.running = True  # before the look at `cancelled`: `give_up` writes and looks the other way round
+        if (message.cancelled is not None or message.deadline is not None) and message.over:
+            message.cancelled = message.cancelled or PAST_DEADLINE
+            self.answer_cancelled(message, "")
             return None
-        info = self.endpoints.get(message.method)
+        info = self.endpoints.get(message.method) or self.method(message.method)
         if info is None:
             self.answer_error(message, AttributeError(f"{self.name} has no endpoint {message.method!r}"))
+        return info
+
+    def method(self, name: str) -> EndpointInfo | None:
+        """A method without `@endpoint` that is called as one, if `name` says so."""
+        info = undecorated(type(self.instance), name)
+        if info is not None:
+            self.endpoints[name] = info
+            if info.is_async and not self.has_loop:
+                info.plain = False
         return info
 
     def handle_sync(self, message: Message) -> None:
@@ -220,20 +253,20 @@ class Cell:
             return
         if self.deferred and info.seconds >= QUICK:
             self.send_deferred()  # whatever this endpoint does to the process, what was answered has left
-        message.running = True
         enter(message)
         begin = time.perf_counter()
         try:
-            args, kwargs = message.arguments()
-            if info.explicit_port:
-                args = (message.port(), *args)
-            value = info.function(self.instance, *args, **kwargs)
-            del args, kwargs
-            if not info.explicit_port:
+            if info.plain and message.flags < MANY:
+                args, kwargs = message.arguments()
+                value = info.function(self.instance, *args, **kwargs)
+                del args, kwargs
                 self.answer(message, value, info)
+            else:
+                run_special(self, message, info)
         except BaseException as error:  # noqa: BLE001 - every failure of user code goes to the caller
             self.raised(message, error)
-        info.seconds = time.perf_counter() - begin
+        if not info.lane:
+            info.seconds = time.perf_counter() - begin
 
     def leave_fork(self, error: BaseException | None) -> None:
         """In a child that an endpoint forked and that has come back here: it is not the actor, and must not answer."""
@@ -249,88 +282,19 @@ class Cell:
     def raised(self, message: Message, error: BaseException) -> None:
         """An endpoint raised: the caller gets it; where there is no caller, the actor fails."""
         self.leave_fork(error)
+        if isinstance(error, CallCancelled | asyncio.CancelledError) and message.over:
+            message.cancelled = message.cancelled or PAST_DEADLINE
+            self.answer_cancelled(message, _how(error))
+            return
         self.failed += 1
         if message.flags & WANTS_ANSWER:
             self.answer_error(message, error)
             return
-        self.die(
-            error,
-            f"{self.name}.{message.method} raised {type(error).__name__}: {error}, and nobody waits for its answer",
-        )
-
-    def answer(self, message: Message, value: Any, info: EndpointInfo) -> None:
-        """Send the value, gathered with others where the endpoint is quick and more messages wait."""
-        self.leave_fork(None)
-        if not message.flags & WANTS_ANSWER:
-            return
-        peer = message.peer
-        packed = pack_for((peer.proc_id,), value, "return value")
-        if self.waiting.pop((peer.proc_id, message.call_id), None) is None:
-            return
-        defer = info.seconds < QUICK and not self.queue.empty()
-        if defer:
-            self.deferred.add(peer)
-        if not packed.buffers and not packed.definitions and len(packed.data) <= SMALL_FRAME:
-            messages, nbytes = peer.granting_for(self.actor_id).told()
-            envelope = f.packb((None, message.call_id, self.actor_id, messages, nbytes))
-            try:
-                self.node.post_small(peer, f.REPLY, envelope, packed.data, message.rank, defer)
-            except MeshFailure as error:
-                logger.debug("the caller of %s.%s is gone: %s", self.name, message.method, error)
-            return
-        body = body_for(self.node, packed, (peer,)) if packed.buffers else bodies.inline(packed)
-        messages, nbytes = peer.granting_for(self.actor_id).told()
-        envelope = f.packb([body.layout, message.call_id, self.actor_id, messages, nbytes])
-        try:
-            self.node.post(peer, f.REPLY, envelope, body, rank=message.rank, defer=defer)
-        except MeshFailure as error:
-            logger.debug("the caller of %s.%s is gone: %s", self.name, message.method, error)
-
-    def send_deferred(self) -> None:
-        """Send the answers that were gathered."""
-        while self.deferred:
-            link = self.deferred.pop().link
-            if link is not None:
-                link.flush()
-
-    def answer_error(self, message: Message, error: BaseException, **more: Any) -> None:
-        """Send a failure."""
-        if self.waiting.pop(message.key, None) is None:
-            return
-        record = failure_record(error, self.name, message.method, self.node.host, os.getpid()) | more
-        try:
-            packed = pickling.pack((portable(error), portable(error.__cause__)), "exception")
-        except Exception:  # noqa: BLE001 - then it arrives as its text
-            packed = pickling.Packed(b"", [], ())
-        body = bodies.inline(packed)
-        messages, nbytes = message.peer.granting_for(self.actor_id).told()
-        envelope = f.packb([body.layout, message.call_id, self.actor_id, messages, nbytes, record])
-        try:
-            self.node.post(message.peer, f.ERROR, envelope, body, rank=message.rank)
-        except MeshFailure as gone:
-            logger.debug("the caller of %s.%s is gone: %s", self.name, message.method, gone)
-
-    def _answer_cancelled(self, message: Message, how: str) -> None:
-        self.answer_error(
-            message, SupervisionError(f"{self.name}.{message.method} was cancelled: {how}"), cancelled=how
-        )
-
-    # supervision
-
-    def _supervise(self, failure: MeshFailure, answer: Callable[[bool, BaseException | None], None]) -> None:
-        hook = getattr(self.instance, "__supervise__", None)
-        if inspect.iscoroutinefunction(hook):
-            from .asynccell import supervise_async
-
-            supervise_async(self, hook, failure, answer)
-            return
-        enter(Message.of_cell(self))
-        try:
-            handled = bool(hook(failure)) if hook is not None else False
-        except Exception as error:  # noqa: BLE001 - a hook that raises has not handled it
-            answer(False, error)
-            return
-        answer(handled, None)
+        reason = f"{self.name}.{message.method} raised {type(error).__name__}: {error}, and nobody waits for its answer"
+        if threading.get_ident() == self._home:
+            self.die(error, reason)
+        else:
+            self.fail_from_outside(error, reason)
 
     def die(self, error: BaseException, reason: str) -> None:
         """The actor fails: its owner is told, messages that wait are answered with the reason."""
@@ -343,41 +307,30 @@ class Cell:
 
     def fail_from_outside(self, error: BaseException, reason: str) -> None:
         """Fail on the home thread, before messages that wait."""
-        self.urgent.append(lambda: self.die(error, reason))
-        self.queue.put(None)
-        self._wake()
+        self.urge(lambda: self.die(error, reason))
 
     # the end
 
-    def finish(self) -> None:
-        """Stop what the actor owns, run `__cleanup__`, refuse what is left."""
-        if self.state != FAILED:
-            self.state = STOPPING
-        self.stop_owned()
-        self.cleanup()
+    def finish(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """End the lanes, stop what the actor owns, run `__cleanup__`, refuse what is left. On the home thread."""
+        self._end_what_it_has()
+        hooks.cleanup(self, loop)
         if self.state != FAILED:
             self.state = STOPPED
         self._end()
 
-    def stop_owned(self) -> None:
-        """Stop the meshes this actor spawned, the youngest first."""
+    def _end_what_it_has(self) -> None:
+        """Lanes end, and the meshes that this actor spawned, the youngest first."""
+        if self.state != FAILED:
+            self.state = STOPPING
+        if self.intake is not None:
+            self.intake.end(at_once=self.state == FAILED)
         for mesh in reversed(self.owned):
             try:
                 mesh.stop(f"{self.name}, which spawned it, has ended").get(timeout=CLEANUP_TIMEOUT)
             except Exception:
                 logger.warning("%s could not stop %r", self.name, mesh, exc_info=True)
         self.owned.clear()
-
-    def cleanup(self) -> None:
-        """Run `__cleanup__`."""
-        hook = getattr(self.instance, "__cleanup__", None)
-        if hook is None:
-            return
-        enter(Message.of_cell(self))
-        try:
-            hook(self.error)
-        except Exception:
-            logger.exception("%s: __cleanup__ raised", self.name)
 
     def _end(self) -> None:
         self.instance = None
@@ -394,14 +347,17 @@ class Cell:
                 self._on_end.pop()()
 
     def _refuse_rest(self) -> None:
+        """Every call that has not been answered is answered now, whether it waits, runs on, or its port was kept."""
         with self._lock:
-            while True:
-                try:
-                    message = self.backlog.popleft() if self.backlog else self.queue.get_nowait()
-                except queue.Empty:
-                    return
-                if isinstance(message, Message) and message.flags & WANTS_ANSWER:
-                    self.answer_error(message, self.gone(), gone=True)
+            self.backlog.clear()
+            while not self.queue.empty():
+                self.queue.get_nowait()
+            for message in list(self.waiting.values()):
+                self.refuse(message)
+
+    def refuse(self, message: Message) -> None:
+        """Answer a call that the actor's end has overtaken."""
+        self.answer_error(message, self.gone(), gone="failed" if self.state == FAILED else "stopped")
 
     def gone(self) -> SupervisionError:
         """Why calls to this actor cannot be answered any more."""
@@ -421,12 +377,28 @@ class Cell:
         return "\n" + trace.rstrip()
 
     def statistics(self) -> dict[str, Any]:
-        """Depth of the mailbox and counts, for eyes and tests."""
+        """What waits and runs here, and counts since the actor was made, in plain values."""
+        intake = self.intake
+        lanes = {name: lane.statistics() for name, lane in intake.lanes.items()} if intake is not None else {}
+        now = time.monotonic()
+        waiting = [message.arrived for message in list(self.waiting.values()) if not message.running]
         return {
             "name": self.name,
             "rank": self.rank,
             "state": self.state,
-            "waiting": self.queue.qsize() + len(self.backlog),
+            "waiting": self.depth() + sum(lane["waiting"] for lane in lanes.values()),
+            "running": (self.now is not None) + len(self.tasks) + sum(lane["running"] for lane in lanes.values()),
             "handled": self.handled,
             "failed": self.failed,
+            "dropped": intake.dropped if intake is not None else 0,
+            "refused": intake.refused if intake is not None else 0,
+            "oldest_wait_s": round(now - min(waiting, default=now), 6),
+            "lanes": lanes,
         }
+
+
+def _how(error: BaseException) -> str:
+    """What became of a call that nobody waited for any more."""
+    if isinstance(error, Ended):
+        return str(error)
+    return "it was interrupted" if isinstance(error, CallCancelled) else "its task was cancelled"

@@ -6,22 +6,26 @@ import contextvars
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from .errors import ActorDied, RoostError
 from .refs import ROOT_ACTOR, ActorId
 from .wire import pickling
 
 if TYPE_CHECKING:
+    from ..mesh.procmesh import ProcMesh
     from ..mesh.shape import Point
     from .cell import Cell
     from .peer import Peer
     from .port import Port
+
+NO_REASON = "no reason provided"
 
 
 class Message:
     """One call as it waits and runs at its actor."""
 
     __slots__ = (
-        "buffers", "call_id", "cancelled", "cell", "data", "deadline", "flags", "method", "nbytes", "peer", "rank",
-        "running", "shape", "task", "window",
+        "arrived", "buffers", "call_id", "cancelled", "cell", "data", "deadline", "flags", "method", "nbytes", "peer",
+        "rank", "running", "shape", "task", "window",
     )  # fmt: skip
 
     def __init__(
@@ -31,18 +35,19 @@ class Message:
         self.peer = peer
         self.rank = rank
         _, _, self.method, self.call_id, self.flags, self.shape, limits = fields[:7]
+        self.arrived = time.monotonic()
         self.deadline: float | None = None  # on this process's monotonic clock
-        self.window = 0  # items a streaming endpoint may send before the caller asks for more
+        self.window = 0  # items that a streaming endpoint may have sent by now
         if limits is not None:
             seconds, self.window = limits if isinstance(limits, list) else (limits, 0)
             if seconds is not None:
-                self.deadline = time.monotonic() + seconds
+                self.deadline = self.arrived + seconds
         self.data = data
         self.buffers = buffers
         self.nbytes = nbytes
-        self.cancelled: str | None = None
+        self.cancelled: str | None = None  # the reason, once nobody waits for the answer
         self.running = False
-        self.task: Any = None
+        self.task: Any = None  # what can be cancelled while it runs: an asyncio task, or whatever has `cancel(message)`
 
     @classmethod
     def of_cell(cls, cell: Cell) -> Message:
@@ -54,11 +59,21 @@ class Message:
     def key(self) -> tuple[int, int]:
         return self.peer.proc_id, self.call_id
 
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for the answer any more: cancelled, or its deadline has passed."""
+        return self.cancelled is not None or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, 0.0 when it has passed; None without one."""
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
+
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Unpickle the arguments, and forget their bytes: their memory goes with the arguments themselves."""
-        args, kwargs = cast(tuple[tuple[Any, ...], dict[str, Any]], pickling.unpack(self.data, self.buffers))
+        arguments = cast(tuple[tuple[Any, ...], dict[str, Any]], pickling.unpack(self.data, self.buffers))
         self.data, self.buffers = b"", []
-        return args, kwargs
+        return arguments
 
     def port(self) -> Port[Any]:
         """Where an endpoint with an explicit response port sends its answer."""
@@ -103,9 +118,32 @@ class Instance:
         return f"{self.name}[{self._cell.rank}]" if self._cell is not None else "client"
 
     @property
+    def class_name(self) -> str:
+        """The name of its class; "Client" in the controller's own program."""
+        return self._cell.class_name if self._cell is not None else "Client"
+
+    @property
     def rank(self) -> Point:
         """Its rank in the mesh it was spawned in."""
         return _point(self._cell.rank if self._cell else 0, self._cell.shape if self._cell else None)
+
+    @property
+    def creator(self) -> str | None:
+        """Who spawned it: "client" for the controller's program, else the actor's name, or what is known of it here."""
+        cell = self._cell
+        if cell is None:
+            return None
+        if cell.owner.actor_id == ROOT_ACTOR:
+            return "client"
+        spawner = cell.node.cells.get(cell.owner.actor_id) if cell.owner.proc_id == cell.node.proc_id else None
+        return spawner.name if spawner is not None else f"an actor in {cell.node.peer(cell.owner.proc_id).name}"
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process it lives in, as a mesh of one."""
+        from ..mesh.local import this_proc
+
+        return this_proc()
 
     @property
     def proc_name(self) -> str:
@@ -114,6 +152,35 @@ class Instance:
 
         node = current_node()
         return node.name if node is not None else ""
+
+    def abort(self, reason: str | None = None) -> None:
+        """Fail: after the message that runs, before those that wait, which are answered with the reason.
+
+        Its owner is asked as for any failure; `__cleanup__` gets the failure.
+        """
+        self._fail("aborted", reason)
+
+    def kill(self, reason: str | None = None) -> None:
+        """The same as `abort` without `__cleanup__`."""
+        self._me().killed = True
+        self._fail("was killed", reason)
+
+    def stop(self, reason: str | None = None) -> None:
+        """End after the messages that wait, as the owner's `stop` does; no failure."""
+        self._me().stop(reason or NO_REASON)
+
+    def set_system(self) -> None:
+        """Mark the actor as one of the system's own; it makes no difference."""
+
+    def _me(self) -> Cell:
+        if self._cell is None:
+            raise RoostError("the program itself is no actor: it ends with shutdown()")
+        return self._cell
+
+    def _fail(self, how: str, reason: str | None) -> None:
+        cell = self._me()
+        text = f"{cell.name} {how}: {reason or NO_REASON}"
+        cell.fail_from_outside(ActorDied(text, mesh_name=cell.name, crashed_ranks=(cell.rank,)), text)
 
     def __repr__(self) -> str:
         return f"<actor {self.actor_id}>"
@@ -139,8 +206,19 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller no longer waits for this call. Long sync endpoints look at it and return."""
-        return self._message is not None and self._message.cancelled is not None
+        """Whether the caller no longer waits: it has cancelled, or the deadline has passed. Long sync endpoints look
+        at it and return."""
+        return self._message is not None and self._message.over
+
+    @property
+    def deadline(self) -> float | None:
+        """When the caller no longer waits, on this process's `time.monotonic()`; None if it waits for ever."""
+        return self._message.deadline if self._message is not None else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, 0.0 when it has passed; None without one."""
+        return self._message.remaining if self._message is not None else None
 
     def __repr__(self) -> str:
         return f"<Context of {self.actor_instance!r} at {self.message_rank!r}>"

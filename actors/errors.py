@@ -13,15 +13,45 @@ RoostError
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Sequence
 from typing import Any
+
+from .policy import policy
+
+_NAMED = 8  # ranks named in a text
+_STACKS = 4  # different stacks in a text …
+_STACK_LINES = 40  # … and lines of each
+_ADDRESSES = re.compile(r"0x[0-9a-f]+|\b(?:pid|thread|Thread-)\s?\d+", re.IGNORECASE)  # what differs in equal stacks
+
+
+OWNS = ", which it owns, has failed: "  # between what failed and the failure of its own that it follows from
 
 
 class RoostError(Exception):
     """Root of Roost's own exceptions."""
 
 
-class ActorError(RoostError):
+class _OfSeveral:
+    """What an error of a call on several ranks knows of the others."""
+
+    others: tuple[tuple[int, BaseException], ...] = ()
+    running: tuple[int, ...] = ()
+    rest_cancelled: bool = False
+
+    def the_rest(self) -> list[str]:
+        """What else failed, equal failures folded, and who still runs; a line each."""
+        lines = []
+        if self.others:
+            lines.append("also failed: " + "; ".join(fold(self.others)))
+        if self.running:
+            what = "cancelled with it" if self.rest_cancelled else "still running"
+            lines.append(f"{what}: ranks {_ranks(self.running)}")
+        return lines
+
+
+class ActorError(_OfSeveral, RoostError):
     """An endpoint raised. The exception that arrives is also an instance of what the endpoint raised.
 
     Attributes:
@@ -29,7 +59,8 @@ class ActorError(RoostError):
         remote_traceback: the traceback on the actor, as text.
         actor, rank, host, pid: where it was raised; `rank` is the rank within the mesh that was called.
         others: further failures of the same call that joined within its window, as (rank, exception).
-        running: ranks that had not answered when the call failed; they are not cancelled.
+        running: ranks that had not answered when the call failed; they go on unless the call said `cancel_rest`.
+        errors: all failures of the call by rank, this one included.
 
     >>> try:
     ...     worker.parse.call_one("x").get()        # doctest: +SKIP
@@ -44,8 +75,11 @@ class ActorError(RoostError):
     rank: int = 0
     host: str = ""
     pid: int = 0
-    others: tuple[tuple[int, BaseException], ...] = ()
-    running: tuple[int, ...] = ()
+
+    @property
+    def errors(self) -> dict[int, BaseException]:
+        """All failures of the call, by rank."""
+        return {self.rank: self, **dict(self.others)}
 
     @property
     def exception(self) -> BaseException | None:
@@ -64,15 +98,44 @@ class ActorError(RoostError):
             lines.append(
                 text.replace("Traceback (most recent call last):", "Traceback on the actor (most recent call last):")
             )
-        if self.others:
-            lines.append("also failed: " + "; ".join(f"rank {rank}: {_short(error)}" for rank, error in self.others))
-        if self.running:
-            lines.append(f"still running: ranks {_ranks(self.running)}")
-        return "\n".join(lines)
+        return "\n".join(lines + self.the_rest())
 
 
 class CallTimeout(RoostError, TimeoutError):
-    """The caller's deadline passed; the call was cancelled at the actor."""
+    """The caller's deadline passed; the call was cancelled at the actors.
+
+    Attributes:
+        unanswered: the ranks that had not answered.
+        stacks: what those ranks were doing when the deadline passed, as text, by rank; the error's own text has the
+            beginning of each, equal ones told once.
+        places: process and host of each of them.
+    """
+
+    unanswered: tuple[int, ...] = ()
+    stacks: dict[int, str] = {}
+    places: dict[int, str] = {}
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(self.unanswered) > 1 or self.stacks:
+            who = ", ".join(f"{rank} ({self.places.get(rank, '?')})" for rank in self.unanswered[:_NAMED])
+            more = f" and {len(self.unanswered) - _NAMED} more" if len(self.unanswered) > _NAMED else ""
+            text += f"\nno answer from rank{'s' if len(self.unanswered) > 1 else ''} {who}{more}"
+        alike: dict[str, list[int]] = {}
+        for rank, stack in self.stacks.items():
+            alike.setdefault(_ADDRESSES.sub("…", stack), []).append(rank)
+        for ranks in list(alike.values())[:_STACKS]:
+            lines = self.stacks[ranks[0]].rstrip().split("\n")
+            text += f"\nrank{'s' if len(ranks) > 1 else ''} {_ranks(tuple(ranks))}:"
+            text += "".join(f"\n    {line}" for line in lines[:_STACK_LINES])
+            if len(lines) > _STACK_LINES:
+                text += f"\n    … {len(lines) - _STACK_LINES} more lines, in .stacks[{ranks[0]}]"
+        if len(alike) > _STACKS:
+            text += f"\n… {len(alike) - _STACKS} more stacks, in .stacks"
+        return text
+
+    def __reduce__(self) -> Any:
+        return type(self), self.args, dict(self.__dict__)
 
 
 class CallCancelled(RoostError):
@@ -83,10 +146,11 @@ class Busy(RoostError):
     """The receiver grants no credit and the sender's own bound is full. Wait for answers, or send less."""
 
 
-class MeshFailure(RoostError):
+class MeshFailure(_OfSeveral, RoostError):
     """Something a mesh owns has failed; handed to `__supervise__` and to `unhandled_fault_hook`.
 
-    Attributes: `mesh_name`, `crashed_ranks`, `reason` (one sentence), `cause` (the failure it follows from).
+    Attributes: `mesh_name`, `crashed_ranks`, `reason` (one sentence), `cause` (the failure it follows from); of a call
+    on several ranks also `others` and `running`, as an ActorError has them.
     """
 
     def __init__(
@@ -107,9 +171,13 @@ class MeshFailure(RoostError):
         if cause is not None:
             self.__cause__ = cause
 
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *self.the_rest()])
+
     def report(self) -> str:
         """The failure and the chain of what it follows from, a line each."""
-        lines = [f"mesh {self.mesh_name!r}, ranks {list(self.crashed_ranks)}: {self.reason}"]
+        reason = self.reason.replace(OWNS, f"{OWNS.rstrip(': ')}\n  because: ")
+        lines = [f"mesh {self.mesh_name!r}, ranks {list(self.crashed_ranks)}: {reason}"]
         cause, said = self.cause, self.reason
         while cause is not None:
             if str(cause) != said:
@@ -150,20 +218,63 @@ class Unreachable(SupervisionError):
 
 
 def _short(error: BaseException) -> str:
-    lines = traceback.format_exception_only(type(error), error)
+    """Type and text, without what else an error of several ranks tells."""
     if isinstance(error, ActorError):
         return f"{type(error.original).__name__}: {error.original}"
-    return lines[-1].strip()
+    if isinstance(error, MeshFailure):
+        return f"{type(error).__name__}: {error.reason}"
+    return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks as people write them.
+
+    >>> _ranks((0, 1, 2, 5, 7, 8, 9))
+    '0-2, 5, 7-9'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs[:_NAMED]]
+    left = sum(b - a + 1 for a, b in runs[_NAMED:])
+    return ", ".join(shown) + (f" and {left} more" if left else "")
+
+
+def fold(failures: Sequence[tuple[int, BaseException]]) -> list[str]:
+    """Failures by rank in few words, each with its place; equal ones told once, with their number.
+
+    >>> fold([(1, ValueError("x")), (2, ValueError("x")), (5, KeyError("k"))])
+    ['2 ranks (1, 2): ValueError: x', "rank 5: KeyError: 'k'"]
+    """
+    alike: dict[str, list[tuple[int, BaseException]]] = {}
+    for rank, error in failures:
+        alike.setdefault(_short(error), []).append((rank, error))
+    lines = []
+    for text, members in alike.items():
+        ranks = [rank for rank, _ in members]
+        hosts = sorted({place for _, error in members if (place := _place(error))})
+        where = f" on {', '.join(hosts[:4])}{' …' if len(hosts) > 4 else ''}" if hosts else ""
+        if len(members) == 1:
+            lines.append(f"rank {ranks[0]}{where}: {text}")
+        else:
+            lines.append(f"{len(members)} ranks ({_ranks(ranks)}){where}: {text}")
+    return lines
+
+
+def _place(error: BaseException) -> str:
+    if isinstance(error, ActorError) and error.host:
+        return f"{error.host} (pid {error.pid})"
+    return ""
 
 
 # A remote failure on the wire
 
-OWN_FILES = ("actors/cell.py", "actors/asynccell.py")
+OWN_FILES = tuple(
+    f"actors/{name}.py" for name in ("cell", "asynccell", "running", "streaming", "batching", "interrupt", "lanes")
+)
 
 
 def failure_record(error: BaseException, actor: str, endpoint: str, host: str, pid: int) -> dict[str, Any]:
@@ -206,7 +317,8 @@ def _joint_type(kind: type[BaseException]) -> type[ActorError]:
     if found is not None:
         return found
     joint: type[ActorError] = ActorError
-    if issubclass(kind, Exception) and not issubclass(kind, (*_UNRAISABLE, asyncio.CancelledError, ActorError)):
+    unraisable = (*_UNRAISABLE, asyncio.CancelledError, ActorError)
+    if policy().joint_exceptions and issubclass(kind, Exception) and not issubclass(kind, unraisable):
         try:
             joint = type(
                 kind.__name__, (ActorError, kind), {"__module__": kind.__module__, "__reduce__": _reduce_joint}

@@ -11,11 +11,13 @@ import asyncio
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from .errors import CallCancelled, CallTimeout
 from .link.readers import block
+from .policy import policy
 
 R = TypeVar("R")
 
@@ -90,6 +92,12 @@ class Future(Generic[R]):
 
     def _cancel_remote(self, reason: str) -> None:
         """Tell the actors; called once, after the future is cancelled here."""
+
+    def _timed_out(self, timeout: float) -> None:
+        """A `get(timeout)` has waited in vain: cancel."""
+        error = CallTimeout(f"{self._about() or 'the call'} gave no answer within {timeout:g} s and was cancelled")
+        if self._settle(_CANCELLED, error):
+            self._cancel_remote("timed out at the caller")
 
     # completion, on the I/O thread (or wherever the answer arises)
 
@@ -166,10 +174,13 @@ class Future(Generic[R]):
         Works in a script, in a notebook cell, and in a sync endpoint. In a coroutine use `await`, or this blocks its
         loop. Raises CallTimeout (a TimeoutError) when the time has passed; the call is then cancelled.
         """
+        if policy().warn_get_in_loop and asyncio._get_running_loop() is not None:
+            warnings.warn("get() blocks the active event loop of this thread: await the future", stacklevel=2)
         if self._state == _PENDING and not self._wait(timeout):
-            error = CallTimeout(f"{self._about() or 'the call'} gave no answer within {timeout:g} s and was cancelled")
-            if self._settle(_CANCELLED, error):
-                self._cancel_remote("timed out at the caller")
+            if not policy().timeout_cancels:
+                raise CallTimeout(f"{self._about() or 'the call'} gave no answer within {timeout:g} s; it goes on")
+            assert timeout is not None
+            self._timed_out(timeout)
         return self._result()
 
     result = get

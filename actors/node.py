@@ -22,8 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import bodies
+from .deadlines import Deadlines
+from .epochs import EpochGate
 from .errors import ActorStopped, MeshFailure
-from .future import reset_after_fork
+from .future import Future, reset_after_fork
 from .link.gate import Gate
 from .link.handshake import Identity
 from .link.io import IoThread
@@ -43,6 +45,7 @@ logger = logging.getLogger("roost")
 ACK_EVERY = 64  # frames received before an acknowledgement leaves on its own …
 ACK_BYTES = 4 << 20  # … or bytes …
 ACK_DELAY = 0.02  # … or seconds
+DEAD_REMEMBERED = 1024  # processes that have ended and are remembered; who asks for an older one asks its agent anew
 SMALL_FRAME = 16 << 10  # below this a frame is joined to one buffer: one `send` is cheaper than `sendmsg`
 
 SystemHandler = Callable[["Node", Peer, list[Any], Any], Any]
@@ -81,18 +84,23 @@ class Node:
         self.system: dict[str, SystemHandler] = {}
         self.on_event: Callable[[Peer, list[Any]], None] = lambda peer, event: None
         self.on_unreachable: Callable[[Peer, MeshFailure], None] = lambda peer, error: None
+        self.on_forgotten: Callable[[int], None] = lambda proc_id: None
         self.failure_of: Callable[[int, int], Any] = lambda actor, proc_id: None
+        # (processes, seconds) to a Future of their stacks by index; set by whoever can ask for them
+        self.stacks_of: Callable[[Sequence[ProcRef], float], Future[dict[int, str]]] | None = None
         self.deliver_call: Callable[..., None] | None = None
         self.closed = False
-        self.refused = 0  # frames of an older epoch
         self._lock = threading.Lock()
         self._owing: set[Peer] = set()
         self._ack_armed = False
         self._mourners: dict[int, list[Callable[[int], None]]] = {}
+        self._dead: deque[int] = deque()  # peers that have ended, the oldest first
         self.pool = Pool()
         self.mappings = Mappings()
         self.gate = Gate(io, secret, identity, self._on_link, self._on_frame, self._on_broken)
         self.routing = Routing(self)
+        self.deadlines = Deadlines(self)
+        self.epochs = EpochGate(self)
         self.peer(self.proc_id, self.name).link = LoopLink(self)  # type: ignore[assignment]
         self._sequenced: dict[int, Callable[[Peer, int, list[Any], Any], None]] = {
             f.CALL: self._take_call,
@@ -127,8 +135,12 @@ class Node:
         return peer
 
     def peer_at(self, where: ProcRef) -> Peer:
-        """The peer that `where` tells of."""
-        return self.peers.get(where.proc_id) or self.peer(where.proc_id, where=where)
+        """The peer that `where` tells of; it is of the newest epoch that this process has been told of."""
+        peer = self.peers.get(where.proc_id) or self.peer(where.proc_id, where=where)
+        known = peer.where
+        if known is not None and known.epoch < where.epoch:
+            peer.where = where
+        return peer
 
     # sending, from any thread
 
@@ -273,11 +285,11 @@ class Node:
         Returns (rank, error) of those that are known to be dead.
         """
         lost: list[tuple[int, Exception]] = []
-        hosts: dict[int, list[_Cast]] = {}
+        hosts: dict[tuple[int, int], list[_Cast]] = {}
         for peer, rank in targets:
-            where = peer.where
-            far = len(targets) > 1 and where is not None and where.node_id != self.node_id and body.segment is None
             with peer.lock:
+                where = peer.where
+                far = len(targets) > 1 and where is not None and where.node_id != self.node_id and body.segment is None
                 if peer.dead is not None:
                     lost.append((rank, peer.dead))
                     continue
@@ -289,26 +301,24 @@ class Node:
                     if not peer.routing:
                         self.routing.begin(peer)
                 elif far and where is not None:
-                    hosts.setdefault(where.agent_id, []).append((peer, rank, seq, ack, link))
+                    hosts.setdefault((where.agent_id, where.epoch), []).append((peer, rank, seq, ack, link))
                 else:
                     self._transmit(peer, link, kept, False)
-        for group in hosts.values():
-            self._cast_to_host(group, envelope, body)
+        for (agent, epoch), group in hosts.items():
+            self._cast_to_host(agent, epoch, group, envelope, body)
         return lost
 
-    def _cast_to_host(self, group: list[_Cast], envelope: bytes, body: bodies.Body) -> None:
-        where = group[0][0].where
-        assert where is not None
+    def _cast_to_host(self, agent: int, epoch: int, group: list[_Cast], envelope: bytes, body: bodies.Body) -> None:
         fields = [
             f.CALL,
             envelope,
-            where.epoch,
+            epoch,
             [peer.proc_id for peer, *_ in group],
             run_lengths([seq for _, _, seq, _, _ in group]),
             run_lengths([ack for _, _, _, ack, _ in group]),
             [rank for _, rank, *_ in group],
         ]
-        parts = f.build(f.CAST, where.agent_id, self.proc_id, f.packb(fields), body.parts)
+        parts = f.build(f.CAST, agent, self.proc_id, f.packb(fields), body.parts)
         group[0][4].send(parts, sum(map(len, parts)))
 
     # receiving, on the I/O thread
@@ -396,24 +406,13 @@ class Node:
                 self.open_body(fields[0], body)
 
     def _deliver(self, peer: Peer, kind: int, rank: int, epoch: int, fields: list[Any], body: Any) -> None:
-        if epoch and self.ref is not None and epoch != self.ref.epoch:
-            kind, fields = self._refuse_epoch(peer, kind, epoch, fields, len(body))
+        if epoch and self.ref is not None and epoch != self.ref.epoch and kind == f.CALL and fields[1] != SYSTEM_ACTOR:
+            self.epochs.take(peer, rank, epoch, fields, body)
+            return
         take = self._sequenced.get(kind)
         if take is None:
             raise ProtocolError(f"{peer.name} sent a frame of kind {kind}, which this version does not know")
         take(peer, kind | rank << 8, fields, body)
-
-    def _refuse_epoch(self, peer: Peer, kind: int, epoch: int, fields: list[Any], nbytes: int) -> tuple[int, list[Any]]:
-        """A frame for another epoch of this mesh: its number is taken, its content is not."""
-        assert self.ref is not None
-        self.refused += 1
-        if kind == f.CALL:
-            self.answer_error(
-                peer,
-                fields[3],
-                f"{self.name} is at epoch {self.ref.epoch} of its mesh, this call was for epoch {epoch}",
-            )
-        return f.TOMBSTONE, [fields[1] if kind == f.CALL else SYSTEM_ACTOR, nbytes if kind == f.CALL else 0]
 
     def _acknowledge(self, peer: Peer) -> None:
         peer.owed = peer.owed_bytes = 0
@@ -461,6 +460,19 @@ class Node:
             for send in ready:  # under the lock: a new call must not overtake what waited
                 send()
 
+    def release_credit(self, peer: Peer, actor: int) -> None:
+        """An actor has ended and grants nothing any more: what waits for that is sent, to be refused."""
+        account = peer.credit.get(actor)
+        if account is not None:
+            with peer.lock:
+                for send in account.abandon():
+                    send()  # type: ignore[operator]
+
+    def forget_credit(self, peer: Peer, actor: int) -> None:
+        """The same of one that has ended for good: its account is closed."""
+        self.release_credit(peer, actor)
+        peer.credit.pop(actor, None)
+
     def forget_retired(self) -> None:
         """Tell receivers of pool segments that were given up."""
         for segment, receivers in self.pool.retired():
@@ -497,7 +509,10 @@ class Node:
             self.deliver_call(peer, marks >> 8, fields, body)
 
     def _take_answer(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
-        if fields[3]:  # totals are cumulative: they matter only when something waits or much is outstanding
+        gone = marks & 255 == f.ERROR and isinstance(fields[5], dict) and fields[5].get("gone")
+        if gone:  # "stopped" is for ever, what has "failed" may be spawned anew
+            (self.forget_credit if gone == "stopped" else self.release_credit)(peer, fields[2])
+        elif fields[3]:  # totals are cumulative: they matter only when something waits or much is outstanding
             account = peer.credit.get(fields[2])
             if account is not None and account.wants(fields[3], fields[4]):
                 self.credited(peer, fields[2], fields[3], fields[4])
@@ -532,9 +547,12 @@ class Node:
     def _take_post(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
         port = self.ports.get(fields[1])
         if port is not None:
-            port.arrived(marks >> 8, fields, *self.open_body(fields[0], body))
-        elif bodies.segment_of(fields[0]) is not None:
+            port.arrived(peer, marks >> 8, fields, len(body), *self.open_body(fields[0], body))
+            return
+        if bodies.segment_of(fields[0]) is not None:
             self.open_body(fields[0], body)
+        if fields[2] & 2:  # it was charged to the sender's credit, and nobody will ever consume it
+            self.event(peer, "port closed", fields[1])
 
     def _take_event(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
         self.on_event(peer, fields)
@@ -563,6 +581,10 @@ class Node:
         except MeshFailure as error:
             self.answer_error(peer, call, str(error), type(error).__name__)
             return
+        except Exception as error:
+            logger.warning("%s could not serve %r of %s", self.name, method, peer.name, exc_info=True)
+            self.answer_error(peer, call, f"{method} at {self.name}: {type(error).__name__}: {error}")
+            return
         if hasattr(answer, "__await__"):
             task = self.io.loop.create_task(self._serve_later(peer, call, flags, answer))
             self.routing.tasks.add(task)
@@ -589,8 +611,14 @@ class Node:
         self._post_quietly(peer, f.ERROR, f.packb([None, call, SYSTEM_ACTOR, 0, 0, {"text": text, "kind": kind}]))
 
     def _post_quietly(self, peer: Peer, kind: int, envelope: bytes) -> None:
+        self.post_quietly(peer, kind, envelope)
+
+    def post_quietly(
+        self, peer: Peer, kind: int, envelope: bytes, body: bodies.Body | None = None, *, rank: int = 0
+    ) -> None:
+        """`post` to a peer that may be gone, and then needs it no more."""
         try:
-            self.post(peer, kind, envelope)
+            self.post(peer, kind, envelope, body, rank=rank)
         except MeshFailure as error:
             logger.debug("no answer for %s: %s", peer.name, error)
 
@@ -616,12 +644,18 @@ class Node:
                 return
             peer.dead = error
             peer.link = None
+            peer.forget()
         self.pool.receiver_died(peer.proc_id)
         self.mappings.forget(peer.proc_id)
         for callback in self._mourners.pop(peer.proc_id, ()):
             callback(peer.proc_id)
         for call in list(self.pending.values()):
             call.lost(peer, error)
+        self._dead.append(peer.proc_id)
+        if len(self._dead) > DEAD_REMEMBERED:
+            forgotten = self._dead.popleft()
+            self.peers.pop(forgotten, None)
+            self.on_forgotten(forgotten)
 
     def left(self) -> ActorStopped:
         """The error of calls after this process has left its job."""
@@ -651,6 +685,9 @@ class Node:
         for call in list(self.pending.values()):
             for peer in call.peers:
                 call.lost(peer, error)
+        for port in list(self.ports.values()):
+            port.close()
+        self.deadlines.close()
         self.gate.close()
         self.routing.close()
         self.mappings.close()

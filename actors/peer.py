@@ -60,12 +60,35 @@ class Peer:
         route = "dead" if self.dead else "no route" if self.link is None else f"via {self.link.peer.name}"
         return f"<Peer {self.name}: {route}, {self.outbox.kept} kept, next {self.inbox.next_seq}>"
 
+    def forget(self) -> None:
+        """It is dead: nothing will be sent to it, or come from it, any more."""
+        self.outbox.clear()
+        self.credit, self.granting, self.known, self.segments = {}, {}, set(), set()
+
     def credit_for(self, actor: int) -> CreditSender:
         """The credit this process has with one actor of the peer."""
         found = self.credit.get(actor)
         if found is None:
             found = self.credit[actor] = CreditSender(CREDIT_MESSAGES, CREDIT_BYTES, BOUND_MESSAGES, BOUND_BYTES)
         return found
+
+    def revived(self, actor: int) -> bool:
+        """An actor here has been spawned anew: count afresh; whether the peer has to be told."""
+        before = self.granting.get(actor)
+        if before is not None:
+            self.granting[actor] = CreditReceiver(CREDIT_MESSAGES, CREDIT_BYTES, before.life + 1)
+        return before is not None
+
+    def narrow_credit(self, actor: int, messages: int) -> None:
+        """Before the first message to an actor of the peer: this many of them may be outstanding."""
+        with self.lock:
+            if actor not in self.credit:
+                window = min(messages, CREDIT_MESSAGES)
+                self.credit[actor] = CreditSender(window, CREDIT_BYTES, BOUND_MESSAGES, BOUND_BYTES)
+
+    def narrow_granting(self, actor: int, messages: int) -> None:
+        """The same at the receiving end: the peer waits for fewer, so it is told sooner."""
+        self.granting_for(actor).narrow(messages)
 
     def granting_for(self, actor: int) -> CreditReceiver:
         """What one actor here has consumed of the peer's messages."""

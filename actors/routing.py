@@ -52,6 +52,9 @@ class Routing:
         self.agents: dict[int, tuple[int, str]] = {}  # by process: (agent, its address)
         self.parent = 0  # a worker's agent
         self.local: set[int] = set()  # an agent's own workers, linked or still starting
+        self.kept_up: set[int] = set()  # processes whose link is made anew whenever it breaks
+        self.inbound: set[int] = set()  # agents and controllers that dial this process and that it cannot dial
+        self.via: dict[int, int] = {}  # agents that are reached through another one, a gateway
         self.tasks: set[asyncio.Task[Any]] = set()
         self._waiting: dict[int, list[tuple[list[Any], int]]] = {}
         self._waiting_bytes = 0
@@ -116,14 +119,19 @@ class Routing:
             return direct
         if where is not None and where.node_id == self.node.node_id:
             return await self._dial(where.address)
-        if self.parent:
-            link = self.links.get(self.parent)
+        relay = self.parent or (self.via.get(where.agent_id) if where is not None else None)
+        if relay:
+            link = self.links.get(relay)
             if link is not None and where is not None:
-                self.node._control(link, f.ROUTE, self.parent, [where.proc_id, where.agent_id, where.agent_address])
-                self.node._control(link, f.ROUTE, self.parent, [where.agent_id, where.agent_id, where.agent_address])
+                self._teach(link, where.proc_id, where.agent_id, where.agent_address)
             return link
+        if where is not None and where.agent_id in self.inbound:
+            return self.links.get(where.agent_id) or self.ways.get(where.agent_id)
         if where is not None:
-            return self.links.get(where.agent_id) or await self._dial(where.agent_address)
+            link = self.links.get(where.agent_id) or await self._dial(where.agent_address)
+            if link.peer.proc_id != where.agent_id:
+                raise DialRefused(f"{link.peer.name} answers at {where.agent_address} now, what was there has ended")
+            return link
         return self.ways.get(peer.proc_id)
 
     async def _dial(self, address: str) -> Link:
@@ -205,7 +213,8 @@ class Routing:
             with peer.lock:
                 peer.link = None
                 peer.segments.clear()
-                wanted = peer.dead is None and not peer.routing and (peer.outbox.kept or peer in awaited)
+                needed = peer.outbox.kept or peer in awaited or peer.proc_id in self.kept_up
+                wanted = peer.dead is None and not peer.routing and needed
                 if wanted and (peer.where is not None or self.parent):
                     self.begin(peer)
 
@@ -242,7 +251,12 @@ class Routing:
 
     async def _open_way(self, dst: int, agent: int, address: str) -> None:
         try:
-            link = self.links.get(agent) or await self._dial(address)
+            link = self.links.get(self.via.get(agent, agent)) or self.ways.get(agent)
+            if link is None and (agent in self.inbound or agent in self.via):
+                raise DialError("it dials this host, or is behind a gateway, and no link is there now")
+            link = link or await self._dial(address)
+            if agent in self.via:
+                self._teach(link, dst, agent, address)
         except (DialError, AddressError) as error:
             logger.info("%s cannot pass frames on to %s: %s", self.node.name, address, error)
             for _, nbytes in self._waiting.pop(dst, ()):
@@ -252,6 +266,11 @@ class Routing:
         for parts, nbytes in self._waiting.pop(dst, ()):
             self._waiting_bytes -= nbytes
             link.send(parts, nbytes)
+
+    def _teach(self, link: Link, proc_id: int, agent: int, address: str) -> None:
+        """Tell a relay where a process is that frames will go to, and where its agent is."""
+        self.node._control(link, f.ROUTE, link.peer.proc_id, [proc_id, agent, address])
+        self.node._control(link, f.ROUTE, link.peer.proc_id, [agent, agent, address])
 
     def taught(self, fields: list[Any]) -> None:
         """A worker tells its agent where a process elsewhere is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from .calls import WANTS_ANSWER
 from .cell import Cell
@@ -12,6 +12,7 @@ from .context import Message
 from .errors import ActorStopped, MeshFailure
 from .node import Node, set_node
 from .peer import Peer
+from .refs import ProcRef
 from .supervision import Supervisor
 from .wire.errors import ProtocolError
 
@@ -27,16 +28,21 @@ class Runtime:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.supervisor = Supervisor(node)
+        self.root: ProcRef | None = None  # the program's own process; None in it, and where there is none to ask
         self.graves: dict[int, MeshFailure] = {}
         self.events: dict[str, Callable[..., None]] = {
             "actor failed": self._actor_failed,
+            "actor ended": node.release_credit,
+            "actor stopped": node.forget_credit,
         }
         self.at_end: list[Callable[[], None]] = []  # run when the process leaves the job, while it can still send
         self._early: dict[int, list[Message]] = {}
         node.deliver_call = self.deliver
         node.on_event = self._event
         node.on_unreachable = self.supervisor.unreachable
+        node.on_forgotten = self.supervisor.forget
         node.failure_of = self.supervisor.failure_of
+        node.system["actor statistics"] = self._statistics
         set_node(node)
 
     def __repr__(self) -> str:
@@ -65,6 +71,8 @@ class Runtime:
         grave = self.graves.get(fields[1])
         if grave is not None:
             self._refuse(message, fields[1], grave)
+            if isinstance(grave, ActorStopped):
+                peer.granting.pop(fields[1], None)
             return
         waiting = self._early.setdefault(fields[1], [])
         waiting.append(message)
@@ -81,18 +89,46 @@ class Runtime:
         cell.node, cell.actor_id, cell.name, cell.rank = self.node, actor_id, error.mesh_name or "the actor", 0
         cell.waiting = {message.key: message}
         if message.flags & WANTS_ANSWER:
-            cell.answer_error(message, error, gone=True)
+            cell.answer_error(message, error, gone="stopped" if isinstance(error, ActorStopped) else "failed")
+
+    def _statistics(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> dict[str, Any]:
+        """[actor]: what waits and runs at it, and counts."""
+        cell = node.cells.get(arguments[0])
+        if cell is None:
+            raise self.graves.get(arguments[0]) or ActorStopped(f"{node.name} has no such actor (any more)")
+        return cast(dict[str, Any], cell.statistics())
 
     def settle(self, cell: Cell) -> None:
-        """An actor begins to live here: what came before it is delivered."""
+        """An actor begins to live here: what came before it is delivered. One that failed in its place is forgotten."""
+        before = self.graves.pop(cell.actor_id, None) or self.node.cells.get(cell.actor_id)
         self.node.cells[cell.actor_id] = cell
+        if before is not None:
+            for peer in list(self.node.peers.values()):
+                if peer.revived(cell.actor_id):
+                    self.node.grant(peer, cell.actor_id)
+        cell.when_ended(lambda: self._cell_ended(cell))
         for message in self._early.pop(cell.actor_id, ()):
             message.cell = cell
             cell.deliver(message)
 
+    def _cell_ended(self, cell: Cell) -> None:
+        """It grants no credit any more: whoever has calls that wait for some sends them, to be refused."""
+        if self.node.cells.get(cell.actor_id) is cell:
+            for peer in list(self.node.peers.values()):
+                if cell.actor_id in peer.granting:
+                    self.node.event(peer, "actor ended", cell.actor_id)
+
+    def close_accounts(self, actor_id: int) -> None:
+        """An actor has been stopped, and will not be spawned anew: nobody counts what it is sent any more."""
+        for peer in list(self.node.peers.values()):
+            if peer.granting.pop(actor_id, None) is not None:
+                self.node.event(peer, "actor stopped", actor_id)
+
     def bury_cell(self, cell: Cell) -> None:
         """An actor has ended; late calls learn why."""
-        self.node.cells.pop(cell.actor_id, None)
+        if self.node.cells.get(cell.actor_id) is not cell:
+            return  # another has been spawned in its place
+        del self.node.cells[cell.actor_id]
         while len(self.graves) >= GRAVES:
             del self.graves[next(iter(self.graves))]
         self.graves[cell.actor_id] = cell.gone()

@@ -2,9 +2,11 @@
 
 Everything spawned has one owner: the actor that spawned it, or the program. A failure goes to the owner's
 `__supervise__`. Where nobody handled it there it is held, until
-  - its exception has been raised out of some `get()` or `await`: then it is handled;
+  - its exception has been raised out of some `get()` or `await`: then it is handled (unless the policy says that only
+    `__supervise__` handles);
   - the futures that would raise it have all been collected, or `FAULT_GRACE` seconds have passed: then the owner
     fails in turn, and its owner is asked; at the top stands `roost.actors.unhandled_fault_hook`.
+What a `Keeper` starts anew goes to nobody.
 
 Runs on the I/O thread; hooks run on the home thread of their actor, the fault hook on the callback thread.
 """
@@ -14,21 +16,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .errors import ActorDied, ActorStopped, MeshFailure
-from .future import Future
+from .errors import OWNS, ActorDied, ActorStopped, MeshFailure
+from .faults import Faults
 from .node import Node
 from .peer import Peer
+from .policy import policy
 from .refs import ROOT_ACTOR, ActorId
 
 logger = logging.getLogger("roost.supervision")
 
 FAULT_GRACE = float(os.environ.get("ROOST_FAULT_GRACE", "5"))  # seconds a failure is held for somebody to see it
+FAILURES = 10_000  # failures of actors that are remembered, for calls that tell of them later
 DYING_WAIT = 0.05  # seconds in which a dead process's last words, still in its socket, are read
 
 
@@ -42,13 +44,24 @@ class Ended(Protocol):
     def sentence(self) -> str: ...
 
 
+class Keeper(Protocol):
+    """Starts anew what has failed, where its policy says so."""
+
+    def keep(self, actor_id: int, rank: int, error: MeshFailure) -> bool:
+        """Whether the rank will be started anew; says so in the error's text, or why not. `actor_id` 0: a process."""
+        ...
+
+
 class Owned:
     """Something that was spawned here, as its owner's process knows it."""
 
-    __slots__ = ("actor_id", "broken", "name", "owner", "ranks", "stopping")
+    __slots__ = ("actor_id", "broken", "keeper", "name", "owner", "ranks", "stopping")
 
-    def __init__(self, name: str, owner: ActorId, ranks: dict[int, int], actor_id: int = 0) -> None:
+    def __init__(
+        self, name: str, owner: ActorId, ranks: dict[int, int], actor_id: int = 0, keeper: Keeper | None = None
+    ) -> None:
         self.name = name
+        self.keeper = keeper
         self.owner = owner
         self.ranks = ranks  # by process
         self.actor_id = actor_id  # 0: it is the processes themselves
@@ -82,9 +95,14 @@ class Failure:
         with self._lock:
             self._holders += 1
 
+    def handle(self) -> None:
+        """Its owner has handled it."""
+        self.handled = True
+
     def delivered(self) -> None:
         """It was raised out of a `get()` or `await`: somebody knows."""
-        self.handled = True
+        if policy().told_is_handled:
+            self.handle()
 
     def dropped(self) -> None:
         """A future that would have raised it is gone."""
@@ -118,6 +136,7 @@ class Supervisor:
         self.held: list[Failure] = []
         self.reports: dict[int, Ended] = {}
         self.actors: dict[tuple[int, int], Failure] = {}  # of actors, by (actor, process)
+        self.faults = Faults(node.io)
 
     def own(self, owned: Owned) -> Owned:
         """Remember something that was spawned here."""
@@ -127,7 +146,22 @@ class Supervisor:
     def disown(self, proc_ids: set[int]) -> None:
         """Processes have been stopped: forget them, and the actors that lived on them alone."""
         self.owned = [owned for owned in self.owned if not (owned.stopping and set(owned.ranks) <= proc_ids)]
-        self.held = [failure for failure in self.held if not failure.handled]
+        self._forget_over()
+
+    def disown_actors(self, owned: Owned) -> None:
+        """Actors have been stopped, on processes that live on."""
+        if owned in self.owned:
+            self.owned.remove(owned)
+        for proc_id in owned.ranks:
+            self.actors.pop((owned.actor_id, proc_id), None)
+
+    def forget(self, proc_id: int) -> None:
+        """A process has been dead for long."""
+        self.reports.pop(proc_id, None)
+        self.actors = {key: failure for key, failure in self.actors.items() if key[1] != proc_id}
+
+    def _forget_over(self) -> None:
+        self.held = [failure for failure in self.held if not (failure.handled or failure._over)]
 
     # deaths of processes
 
@@ -163,13 +197,31 @@ class Supervisor:
         """A peer was given up; its owner hears of it as of a death."""
         self._fail_owners(peer.proc_id, error)
 
+    def renew(self, owned: Owned, moved: dict[int, int]) -> None:
+        """What is owned here has been started anew, in processes that take the place of others (or in the same ones):
+        what it failed of is over, and handled. From any thread."""
+        for proc_id in moved:
+            rank = owned.ranks.get(proc_id)
+            if rank is not None:
+                self.actors.pop((owned.actor_id, proc_id), None)
+                failure = getattr(owned.broken.pop(rank, None), "_roost_failure", None)
+                if failure is not None:
+                    failure.handle()
+        owned.ranks = {moved.get(proc_id, proc_id): rank for proc_id, rank in owned.ranks.items()}
+
     def _fail_owners(self, proc_id: int, error: MeshFailure) -> None:
         told: set[ActorId] = set()
+        kept: dict[int, bool] = {}  # by keeper: whether it starts the process anew, and with it the actors
         for owned in sorted(self.owned, key=lambda o: o.actor_id):  # processes first: their death is the cause
             rank = owned.ranks.get(proc_id)
             if rank is None or owned.stopping or rank in owned.broken:
                 continue
             owned.broken[rank] = error
+            if owned.keeper is not None:
+                if owned.actor_id == 0:
+                    kept[id(owned.keeper)] = owned.keeper.keep(0, rank, error)
+                if kept.get(id(owned.keeper)):
+                    continue
             if owned.owner in told:
                 continue
             told.add(owned.owner)
@@ -183,6 +235,8 @@ class Supervisor:
         """The failure of one actor, whether or not the news of it has come yet."""
         found = self.actors.get((actor_id, proc_id))
         if found is None:
+            while len(self.actors) >= FAILURES:
+                del self.actors[next(iter(self.actors))]
             found = self.actors[actor_id, proc_id] = Failure(self, None, ActorId(0, 0))
         return found
 
@@ -191,11 +245,16 @@ class Supervisor:
     ) -> None:
         """A process tells that an actor there has failed."""
         for owned in self.owned:
-            if owned.actor_id == actor_id and not owned.stopping and rank not in owned.broken:
-                trace = record.get("traceback", "").rstrip()
+            current = owned.actor_id == actor_id and owned.ranks.get(proc_id) == rank
+            if current and not owned.stopping and rank not in owned.broken:
+                own = record.get("type", "").startswith("roost.actors.errors.")  # its text says all
+                trace = "" if own else record.get("traceback", "").rstrip()
                 text = f"{name} at rank {rank} has failed: {reason}" + (f"\n{trace}" if trace else "")
                 error = ActorDied(text, mesh_name=name, crashed_ranks=(rank,))
                 owned.broken[rank] = error
+                if owned.keeper is not None and owned.keeper.keep(actor_id, rank, error):
+                    self.actors.pop((actor_id, proc_id), None)
+                    return
                 error._roost_failure = self.fail(owned, rank, error, self.failure_of(actor_id, proc_id))  # type: ignore[attr-defined]
                 return
 
@@ -206,6 +265,7 @@ class Supervisor:
         )
         failure = failure or Failure(self, None, owned.owner)
         failure.error, failure.owner = error, owned.owner
+        self._forget_over()
         self.held.append(failure)
         cell = self.node.cells.get(owned.owner.actor_id)
         if cell is None:
@@ -214,9 +274,9 @@ class Supervisor:
 
         def answered(handled: bool, problem: BaseException | None) -> None:
             if problem is not None:
-                error.add_note(f"{cell.name}.__supervise__ raised {type(problem).__name__}: {problem}")
+                amend(error, f"{cell.name}.__supervise__ raised {type(problem).__name__}: {problem}")
             if handled:
-                failure.delivered()
+                failure.handle()
             else:
                 self.node.io.call(failure.start_holding)
 
@@ -230,19 +290,25 @@ class Supervisor:
             return
         cell = self.node.cells.get(owner.actor_id)
         if cell is not None:
-            cell.fail_from_outside(error, f"{error.mesh_name}, which it owns, has failed: {error.reason}")
+            cell.fail_from_outside(error, f"{error.mesh_name}{OWNS}{error.reason}")
         elif owner.actor_id == ROOT_ACTOR:
-            report_fault(error)
+            self.faults.report(error)
 
     def settle(self) -> list[MeshFailure]:
         """At the end of the program: the failures that nobody has seen."""
-        unseen = [
+        unseen = self.faults.close() + [
             failure.error
             for failure in self.held
             if failure.error is not None and not failure.handled and not failure._over
         ]
         self.held.clear()
         return unseen
+
+
+def amend(error: MeshFailure, more: str) -> None:
+    """Say more in an error that nobody has seen yet."""
+    text = f"{error.reason}\n{more}" if "\n" in error.reason else f"{error.reason}; {more}"
+    error.args, error.reason = (text,), text
 
 
 def death_sentence(report: Ended) -> str:
@@ -257,35 +323,3 @@ def telling_lines(tail: Sequence[str], most: int = 8) -> Sequence[str]:
     """The last lines of a process's output, or the first of its crash: there the innermost frame stands on top."""
     crashes = [i for i, line in enumerate(tail) if line.startswith("Fatal Python error")]
     return tail[crashes[-1] : crashes[-1] + most] if crashes else tail[-most:]
-
-
-def default_fault_hook(failure: MeshFailure) -> None:
-    """Write the report to stderr and, in a script, interrupt the program. A notebook goes on."""
-    sys.stderr.write(f"Roost: a failure that nobody handled\n{failure.report()}\n")
-    sys.stderr.flush()
-    if not in_notebook():
-        interrupt_main()
-
-
-def interrupt_main() -> None:
-    """Ctrl-C, by a real signal: `_thread.interrupt_main` does not end a wait for a lock, such as `Future.get`."""
-    main = threading.main_thread().ident
-    if main is not None and callable(signal.getsignal(signal.SIGINT)):
-        signal.pthread_kill(main, signal.SIGINT)
-
-
-def in_notebook() -> bool:
-    """Whether this program is an IPython session or a notebook kernel."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and ipython.get_ipython() is not None
-
-
-def report_fault(failure: MeshFailure) -> None:
-    """Call the hook that stands in `roost.actors.unhandled_fault_hook` now, on the callback thread."""
-
-    def call(_: Any) -> None:
-        from .. import actors
-
-        actors.unhandled_fault_hook(failure)
-
-    Future.completed(None).add_done_callback(call)

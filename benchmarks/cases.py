@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -339,6 +341,80 @@ def record(bench: Bench) -> Metrics:
     yield "over_tuple", statistics.median(records) / statistics.median(tuples)
 
 
+DEATHS_SECONDS = 20.0
+"""For one way of dying, of a peer that takes seconds to tell; at least two deaths are measured."""
+
+OTHERS_RUN_SECONDS = 5.0
+
+
+def deaths(bench: Bench) -> Metrics:
+    """From the end of a process until the call that waits for it fails at the caller; each in a fresh process.
+
+    `killed`: SIGKILL from outside. `exited`: the endpoint calls `os._exit(3)`. `first_failure`: on four ranks one
+    raises at once, the others go on for `OTHERS_RUN_SECONDS`; until the caller has the error.
+    """
+    peer = bench.peer
+    peer.start()
+    folder = tempfile.mkdtemp(prefix="deaths")
+    for name, start, number in (("killed", peer.stall, signal.SIGKILL), ("exited", peer.leave, None)):
+        taken: list[float] = []
+        deadline = time.monotonic() + DEATHS_SECONDS
+        while len(taken) < bench.repeats(21, 5) and (len(taken) < 2 or time.monotonic() < deadline):
+            mesh = peer.spawn(1)
+            peer.first_answers(mesh, False)
+            path = os.path.join(folder, f"{name}-{len(taken)}")
+            taken.append(_time_of_death(peer, peer.one(mesh), start, path, number))
+            peer.stop(mesh)
+        yield f"{name}_s", statistics.median(taken)
+        yield f"{name}_most_s", max(taken)
+        yield f"{name}_count", float(len(taken))
+    waited = []
+    for _ in range(bench.repeats(3, 1)):
+        mesh = peer.spawn(4)
+        pid = peer.first_answers(mesh, False)[0][0]
+        begin = time.perf_counter_ns()
+        if _failure_of(lambda mesh=mesh, pid=pid: peer.fail_one(mesh, pid, OTHERS_RUN_SECONDS)) is None:  # type: ignore[misc]
+            raise RuntimeError("the failure of one rank was not told")
+        waited.append((time.perf_counter_ns() - begin) / 1e9)
+        peer.stop(mesh)
+    yield "first_failure_s", statistics.median(waited)
+
+
+def _time_of_death(
+    peer: AnyPeer, actor: Any, start: Callable[[Any, str], Any], path: str, number: signal.Signals | None
+) -> float:
+    """Seconds from the death to the failure of the pending call. A thread kills: a peer's call may start late."""
+    noted: list[int] = []
+
+    def kill_when_running() -> None:
+        until = time.monotonic() + 30
+        while not os.path.exists(path) and time.monotonic() < until:
+            time.sleep(0.001)
+        with open(path) as file:
+            pid, clock = map(int, file.read().split())
+        if number is not None:
+            clock = time.perf_counter_ns()
+            os.kill(pid, number)
+        noted.append(clock)
+
+    killer = threading.Thread(target=kill_when_running)
+    killer.start()
+    error = _failure_of(lambda: peer.collect([start(actor, path)]))
+    told = time.perf_counter_ns()
+    killer.join()
+    if error is None or not noted:
+        raise RuntimeError("the death of the process was not told")
+    return (told - noted[0]) / 1e9
+
+
+def _failure_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - each peer has exceptions of its own
+        return error
+    return None
+
+
 CASES = {
     case.name: case
     for case in (
@@ -352,5 +428,6 @@ CASES = {
         *(Case(f"echo-tensor-{size}", echo(size, True), timeout=120.0, heavy=size != 64) for size in (1, 64, 512)),
         Case("read-256", one_sided),
         Case("dataclass", record, pin=True),
+        Case("deaths", deaths, timeout=240.0),
     )
 }

@@ -5,20 +5,18 @@ Nothing outlives the program: the agent dies with the thread that started it, an
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
 
 import msgpack
 
@@ -28,23 +26,27 @@ from ..actors.link.io import IoThread
 from ..actors.link.readers import install_interrupt_handler, restore_interrupt_handler
 from ..actors.node import Node
 from ..actors.peer import Peer
+from ..actors.port import STARTERS
 from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import Runtime, current_runtime, set_runtime
+from .agent.starting import START_TIMEOUT, make_run_dir, read_ready, start_agent
+from .attaching import Attachments
+from .card import write_job
 from .homes import Homes
 from .hostmesh import HostMesh, HostRef, default_preload, import_path, remember_environment
 from .identity import identity_of
 from .launch import on_user_fork
-from .life import watch_exits
+from .life import agent_lost, watch_exits
+from .nametable import has_actor
+from .naming import ProgramNames
 from .procmesh import Processes, ProcMesh
 from .shape import Extent
+from .stacks import REQUESTS
 
 logger = logging.getLogger("roost")
 
-START_TIMEOUT = 60.0  # seconds for an agent to say where it listens, while it lives
 STOP_TIMEOUT = 8.0
-ISOLATED = (
-    "ROOST_RUN_DIR"  # where run directories are made; default: the user's runtime directory, else the temp folder
-)
+LAST_WORDS = 1.5  # seconds for what the agents said last to be read
 
 
 class AgentProcess:
@@ -76,8 +78,8 @@ class AgentProcess:
 class Controller:
     """The program's own process: its runtime and the agents it has started."""
 
-    def __init__(self) -> None:
-        self.secret = os.urandom(32)
+    def __init__(self, secret: bytes | None = None) -> None:
+        self.secret = secret or os.urandom(32)
         remember_environment()
         self.io = IoThread()
         self.run_dir = make_run_dir()
@@ -94,6 +96,7 @@ class Controller:
             raise
 
     def _start(self) -> None:
+        write_job(self.run_dir)
         proc_id, self.node_id = new_id(), f"{new_id():x}"
         address = f"unix://{self.run_dir}/{proc_id:x}.sock"
         self.node = Node(identity_of(proc_id, self.node_id, "controller", "controller", address), self.secret, self.io)
@@ -101,17 +104,37 @@ class Controller:
         self.homes = Homes(self.runtime, use_main_thread=False)
         self.agents: list[AgentProcess] = []
         self._lock = threading.Lock()
+        self._reviving = threading.Lock()
         self.closed = False
+        self.names = ProgramNames(self.node)
+        self.attachments = Attachments(self.runtime, lambda: [agent.host for agent in self.agents])
+        self.node.system["has actor"] = has_actor
+        self.node.system.update(REQUESTS)
         watch_exits(self.runtime)
-        self.runtime.events["output"] = show_output
+        from ..controller.output.console import console
+
+        self.output = console()
+        self.runtime.events["output"] = self.output.arrived
+        self.runtime.events["output options"] = self.output.configure
         self.runtime.events["note"] = show_note
         self.node.gate.listen(parse(address))
         self.undo_fork = on_user_fork(self._forked)
+        self._start_local(proc_id, address)
+
+    def _start_local(self, proc_id: int, address: str) -> None:
         self.local = self.start_agent(self.node_id, ["tcp://127.0.0.1:0"])
         host = self.local.host
         self.node.ref = ProcRef(
             proc_id, "controller", self.node_id, self.node.host, address, host.agent_id, host.agent_address, 0
         )
+
+    def local_host(self) -> HostRef:
+        """This machine. Where its agent has died there is a new one from now on; what ran under the old stays dead."""
+        with self._reviving:
+            if self.local.process.poll() is not None and not self.local.expected and not self.closed:
+                assert self.node.ref is not None
+                self._start_local(self.node.proc_id, self.node.ref.address)
+            return self.local.host
 
     def _forked(self) -> None:
         """In a child that user code forked: let go of Roost."""
@@ -135,13 +158,13 @@ class Controller:
             "listen": listen,
             "parent": os.getpid(),
             "log_dir": os.environ.get("ROOST_LOG_DIR"),
+            "job": self.run_dir,
             "preload": default_preload(),
             "sys_path": import_path(),
         }
-        future = self.io.submit(_popen(msgpack.packb(config)))
-        process = future.result(START_TIMEOUT)
+        process = self.io.submit(_popen(msgpack.packb(config))).result(START_TIMEOUT)
         try:
-            answer = _read_ready(process)
+            answer = read_ready(process)
         except BaseException:  # restored, and raised again
             process.kill()
             process.wait()
@@ -155,6 +178,7 @@ class Controller:
         peer.where = agent.host.agent()
         peer.watched = True
         self.io.call(self._watch, agent)
+        self.attachments.introduce_all(agent.host)
         return agent
 
     def _watch(self, agent: AgentProcess) -> None:
@@ -174,13 +198,9 @@ class Controller:
         code = agent.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         sentence = f"the host agent of {agent.host.host} (pid {agent.process.pid}) {how}, and its processes with it"
-        shutil.rmtree(agent.run_dir, ignore_errors=True) if agent is not self.local else None
-        for peer in list(self.node.peers.values()):
-            where = peer.where
-            if where is not None and where.agent_id == agent.host.agent_id and peer.dead is None:
-                error = ActorDied(f"{peer.name}: {sentence}", mesh_name=peer.name)
-                self.runtime.supervisor._fail_owners(peer.proc_id, error)
-                self.node.bury(peer, error)
+        if agent.run_dir != self.run_dir:
+            shutil.rmtree(agent.run_dir, ignore_errors=True)
+        agent_lost(self.runtime, agent.host.agent_id, lambda name: ActorDied(f"{name}: {sentence}", mesh_name=name))
 
     def close(self) -> None:
         """End every agent and everything under it; bounded; idempotent."""
@@ -199,6 +219,7 @@ class Controller:
         for agent in self.agents:
             agent.end(max(until - time.monotonic(), 0.1))
         self._drain_output()
+        self.output.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self.io.stop()
         self.undo_fork()
@@ -209,6 +230,10 @@ class Controller:
         """What the agents said last is still in the sockets."""
 
         async def drain() -> None:
+            ids = {agent.host.agent_id for agent in self.agents}
+            until = time.monotonic() + LAST_WORDS
+            while time.monotonic() < until and any(link.peer.proc_id in ids for link in self.node.routing.open):
+                await asyncio.sleep(0.001)  # until its end has been read
             self.node.close()
 
         try:
@@ -218,53 +243,8 @@ class Controller:
 
 
 async def _popen(config: bytes) -> subprocess.Popen[bytes]:
-    """Started on the I/O thread, because the death signal of a child follows the thread that made it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "roost.mesh.agent"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(config)
-    process.stdin.close()
-    return process
-
-
-def _read_ready(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    assert process.stdout is not None
-    data = b""
-    until = time.monotonic() + START_TIMEOUT
-    while True:
-        ready, _, _ = select.select([process.stdout], [], [], max(until - time.monotonic(), 0))
-        if not ready:
-            raise RoostError(f"the host agent did not say where it listens within {START_TIMEOUT:g} s")
-        chunk = os.read(process.stdout.fileno(), 65536)
-        if not chunk:
-            break
-        data += chunk
-    process.stdout.close()
-    if not data:
-        raise RoostError(
-            f"the host agent ended at its start with exit code {process.wait()}; what it said stands above"
-        )
-    answer: dict[str, Any] = msgpack.unpackb(data)
-    return answer
-
-
-def make_run_dir() -> str:
-    """A new folder for sockets and logs, readable by this user only."""
-    base = os.environ.get(ISOLATED) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    if not os.path.isdir(base) or not os.access(base, os.W_OK):
-        base = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="roost-", dir=base)
-
-
-def show_output(peer: Peer, name: str, text: str, dropped: int) -> None:
-    """Workers' output, each line with its process."""
-    lost = f"[{name}] ({dropped} bytes were dropped here; they are in its file)\n" if dropped else ""
-    sys.stdout.write(lost + "".join(f"[{name}] {line}\n" for line in text.split("\n")))
-    sys.stdout.flush()
+    """On the I/O thread, which lives as long as the program's runtime does."""
+    return start_agent(config)
 
 
 def show_note(peer: Peer, text: str) -> None:
@@ -276,8 +256,8 @@ _controller: list[Controller] = []
 _start_lock = threading.Lock()
 
 
-def ensure_runtime() -> Runtime:
-    """This process's runtime; in a program that has none yet, the controller's is started (150 ms)."""
+def ensure_runtime(secret: bytes | None = None) -> Runtime:
+    """This process's runtime; in a program that has none yet the controller's is started, with this secret."""
     runtime = current_runtime()
     if runtime is not None:
         return runtime
@@ -285,7 +265,7 @@ def ensure_runtime() -> Runtime:
         runtime = current_runtime()
         if runtime is None:
             install_interrupt_handler()
-            controller = Controller()
+            controller = Controller(secret)
             _controller.append(controller)
             atexit.register(shutdown)
             runtime = controller.runtime
@@ -293,12 +273,28 @@ def ensure_runtime() -> Runtime:
     return runtime
 
 
-def controller() -> Controller:
-    """The controller of this program; started when there is none."""
-    ensure_runtime()
+STARTERS[:] = [lambda: ensure_runtime().node]  # a channel may be the first thing that a program opens
+
+
+def controller(secret: bytes | None = None) -> Controller:
+    """The controller of this program; started, with this secret, when there is none."""
+    ensure_runtime(secret)
     if not _controller:
         raise RoostError("this process is a worker: only the controller's program has agents of its own")
     return _controller[0]
+
+
+def own_agents() -> set[int]:
+    """The agents that end with this program."""
+    return {agent.host.agent_id for agent in _controller[0].agents} if _controller else set()
+
+
+def revived(hosts: list[HostRef]) -> list[HostRef]:
+    """The same hosts; for this machine, where its agent has died, with the new one."""
+    if not _controller or all(host.node_id != _controller[0].node_id for host in hosts):
+        return hosts
+    local = _controller[0].local_host()
+    return [local if host.node_id == local.node_id else host for host in hosts]
 
 
 def shutdown() -> None:
@@ -318,7 +314,7 @@ def this_host() -> HostMesh:
     runtime = ensure_runtime()
     ref = runtime.node.ref
     assert ref is not None
-    host = HostRef.of_process(ref)
+    host = _controller[0].local_host() if _controller else HostRef.of_process(ref)
     return HostMesh([host], Extent([], []).region)
 
 

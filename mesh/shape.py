@@ -18,6 +18,7 @@ from operator import index as as_index
 from typing import Self, SupportsIndex, TypeAlias, overload
 
 from .strides import NDSlice, Slice
+from .trait import MeshTrait
 
 __all__ = ["Extent", "Index", "MeshTrait", "NDSlice", "Point", "Region", "Shape", "Slice", "UnknownDim"]
 
@@ -36,7 +37,7 @@ class UnknownDim(KeyError):
 
 
 def _no_dim(label: object, labels: Sequence[str]) -> str:
-    return f"no dimension {label!r}; there {'are' if labels else 'are none'}{_listing(labels)}"
+    return f"Shape does not have dimension labeled {label!r}; there {'are' if labels else 'are none'}{_listing(labels)}"
 
 
 def _listing(labels: Sequence[str]) -> str:
@@ -228,6 +229,11 @@ class Shape:
         if len(self.labels) != self.ndslice.ndim:
             raise ValueError(f"{len(self.labels)} labels {self.labels} do not go with {self.ndslice}")
 
+    @classmethod
+    def unity(cls) -> Self:
+        """The shape of one member, without dims."""
+        return cls((), Slice(0, (), ()))
+
     @property
     def extent(self) -> Extent:
         return Extent(self.labels, self.ndslice.sizes)
@@ -359,7 +365,7 @@ def _cut(label: str, size: int, index: Index) -> tuple[int, int | None, int]:
         return start, len(range(start, stop, step)), step
     position = _integer(f"the index of dimension {label!r}", index)
     if not -size <= position < size:
-        raise IndexError(f"index {position} is out of range for dimension {label!r}, which has size {size}")
+        raise IndexError(f"index out of range: {position} in dimension {label!r}, which has size {size}")
     return position % size, None, 1
 
 
@@ -373,80 +379,3 @@ def _factors(label: str, size: int, names: Sequence[str], given: Mapping[str, in
         wanted = ", ".join(f"{name}={given[name]}" for name in names if name in given)
         raise ValueError(f"dimension {label!r} of size {size} cannot be split by {wanted}")
     return [given.get(name, size // known) for name in names]
-
-
-class MeshTrait:
-    """The shape operations that all meshes share; each returns a mesh over the same members.
-
-    A subclass holds `_shape` and gives `_with_shape`; its members are indexed by `_shape.ranks()`.
-    `len` is the number of members.
-    """
-
-    __slots__ = ()
-
-    _shape: Shape
-
-    def _with_shape(self, shape: Shape) -> Self:
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is reshaped")
-
-    def slice(self, /, **dims: Index) -> Self:
-        """Part of the mesh: an int removes its dim, a Python slice keeps it; both as in Python.
-
-        Negative ints count from the end and slices are clipped; steps must be positive. Members, and
-        so failures of those left out, are not touched. Raises TypeError for a dim that is not there,
-        IndexError for an int out of range or a slice that selects nothing.
-
-        >>> from roost.mesh.valuemesh import ValueMesh
-        >>> mesh = ValueMesh(Extent.of(hosts=2, gpus=4), range(8))
-        >>> mesh.slice(hosts=1, gpus=slice(0, None, 2)).values()
-        [4, 6]
-        """
-        return self._with_shape(self._shape.slice(**dims))
-
-    def split(self, /, **how: Sequence[str] | int) -> Self:
-        """Dims split into several: a tuple names the new dims, outermost first, an int gives a size.
-
-        One size of each split may be left out. Raises TypeError for a dim that is not there, ValueError
-        where sizes do not divide or names repeat.
-
-        >>> from roost.mesh.valuemesh import ValueMesh
-        >>> ValueMesh(Extent.of(host=32), range(32)).split(host=("dp", "pp"), pp=16).extent
-        {dp: 2, pp: 16}
-        """
-        return self._with_shape(self._shape.split(**how))
-
-    def flatten(self, name: str) -> Self:
-        """All dims made one, in rank order. Raises ValueError where slicing has left gaps between members.
-
-        >>> from roost.mesh.valuemesh import ValueMesh
-        >>> ValueMesh(Extent.of(hosts=2, gpus=4), range(8)).flatten("rank").extent
-        {rank: 8}
-        """
-        return self._with_shape(self._shape.flatten(name))
-
-    def rename(self, /, **names: str) -> Self:
-        """Dims renamed in place: `rename(old="new")`. Raises TypeError for a dim that is not there."""
-        return self._with_shape(self._shape.rename(**names))
-
-    def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """The size of a dim, the product over several, or (None) the number of members.
-
-        Raises UnknownDim, a KeyError, for a dim that is not there.
-        """
-        if dim is None:
-            return len(self._shape)
-        extent = self._shape.extent
-        return extent[dim] if isinstance(dim, str) else prod(extent[label] for label in dim)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Each dim's size, in order."""
-        return dict(self._shape.extent)
-
-    @property
-    def extent(self) -> Extent:
-        """The dims and their sizes."""
-        return self._shape.extent
-
-    def __len__(self) -> int:
-        return len(self._shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from .shape import Extent, MeshTrait, Point, Shape
 
@@ -100,6 +100,18 @@ class ValueMesh(MeshTrait, Generic[R]):
     def map(self, fn: Callable[[R], S]) -> ValueMesh[S]:
         """The mesh of `fn(value)`, called once for each member in rank order."""
         return ValueMesh(self.extent, map(fn, self.values()))
+
+    def zip(self, *others: ValueMesh[Any]) -> ValueMesh[tuple[Any, ...]]:
+        """The mesh of tuples of the values of one member. Raises ValueError for meshes of another extent.
+
+        >>> from roost.mesh.shape import Extent
+        >>> ValueMesh(Extent.of(gpus=2), "ab").zip(ValueMesh(Extent.of(gpus=2), [1, 2])).values()
+        [('a', 1), ('b', 2)]
+        """
+        for other in others:
+            if other.extent != self.extent:
+                raise ValueError(f"a mesh of {other.extent} cannot be zipped with one of {self.extent}")
+        return ValueMesh(self.extent, zip(self.values(), *(other.values() for other in others), strict=True))
 
     def _at(self, base: int) -> R:
         value = self._table[base]

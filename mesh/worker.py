@@ -30,8 +30,10 @@ from ..actors.wire import pickling
 from ..actors.wire.definitions import DEFINITIONS
 from .homes import Homes
 from .identity import identity_of
-from .launch import on_user_fork
+from .launch import dump, linux, on_user_fork
 from .life import watch_exits
+from .nametable import has_actor
+from .stacks import REQUESTS
 
 logger = logging.getLogger("roost.worker")
 
@@ -51,9 +53,12 @@ class Worker:
         self.node.ref = self.ref
         self.node.host = self.ref.host
         self.runtime = Runtime(self.node)
+        if config.get("root") is not None:
+            self.runtime.root = ProcRef.from_wire(config["root"])
         set_runtime(self.runtime)
         self.homes = Homes(self.runtime, use_main_thread=True)
-        self.node.system.update({"end": self.end, "statistics": self.statistics})
+        self.node.system.update({"end": self.end, "statistics": self.statistics, **REQUESTS, "has actor": has_actor})
+        self.runtime.events["output"] = show_below
         watch_exits(self.runtime)
         on_user_fork(self._forked)
         is_quiet(signal.getsignal(signal.SIGINT))  # the launcher's handler, which does nothing
@@ -77,6 +82,11 @@ class Worker:
 
     def run(self) -> None:
         """Start, then be home to one actor after the other, until the agent says that it is over."""
+        dump.answer_dumps(
+            f"{self.config['agent'].removeprefix('unix://').rpartition('/')[0]}/{self.ref.proc_id:x}.stacks",
+            self.ref.name,
+        )
+        self.io.call(linux.set_comm, dump.IO_THREAD)
         self.node.gate.listen(parse(self.ref.address))
         bootstrap = self.config.get("bootstrap")
         if bootstrap is not None:
@@ -114,8 +124,17 @@ class Worker:
         return {
             "name": self.ref.name,
             "pid": os.getpid(),
-            "actors": [cell.statistics() for cell in node.cells.values()],
+            "actors": [
+                cell.statistics() | {"running": [call.method for call in list(cell.waiting.values()) if call.running]}
+                for cell in list(node.cells.values())
+            ],
         }
+
+
+def show_below(peer: Peer, proc_id: int, name: str, text: str, dropped: int, path: str) -> None:
+    """Output of processes that this one has spawned on other hosts becomes output of its own."""
+    lost = f"[{name}] ({dropped} bytes were dropped here; see {path})\n" if dropped else ""
+    print(lost + "\n".join(f"[{name}] {line}" for line in text.split("\n")), file=sys.__stdout__, flush=True)
 
 
 def run_bootstrap(packed: bytes) -> None:

@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .action import RDMAAction
+    from .backends import get_rdma_backend, is_ibverbs_available, is_rdma_available
     from .buffer import RDMABuffer
     from .errors import CmaRefused, OwnerDied, RDMAError, StaleBuffer, TransferTimeout
     from .home import Home, set_home
@@ -22,11 +24,15 @@ _WHERE = {
     "Home": "home",
     "Moved": "transfer",
     "OwnerDied": "errors",
+    "RDMAAction": "action",
     "RDMABuffer": "buffer",
     "RDMAError": "errors",
     "StaleBuffer": "errors",
     "Transfer": "transfer",
     "TransferTimeout": "errors",
+    "get_rdma_backend": "backends",
+    "is_ibverbs_available": "backends",
+    "is_rdma_available": "backends",
     "sending_to": "service",
     "set_home": "home",
 }
@@ -36,11 +42,15 @@ __all__ = [
     "Home",
     "Moved",
     "OwnerDied",
+    "RDMAAction",
     "RDMABuffer",
     "RDMAError",
     "StaleBuffer",
     "Transfer",
     "TransferTimeout",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+    "is_rdma_available",
     "sending_to",
     "set_home",
 ]

@@ -151,6 +151,11 @@ class RDMABuffer:
         """The `proc_id` of the process whose memory it is."""
         return self._handle.owner.proc_id
 
+    @property
+    def backend(self) -> str:
+        """The way from this process: "local", "cma" or "tcp"; "none" where its owner is gone. `explain` says why."""
+        return self.explain().partition(":")[0]
+
     def explain(self, peer: Identity | None = None) -> str:
         """Which way a transfer goes and why: from this process, or from `peer`.
 

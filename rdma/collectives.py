@@ -24,6 +24,7 @@ from ..actors.context import context
 from ..actors.endpoint import endpoint
 from ..mesh.gather import all_of
 from ..mesh.procmesh import ProcMesh
+from ..mesh.rendezvous import listen, places, reachable, store_on, tell_gloo
 
 TIMEOUT = 300.0  # seconds a collective may take, unless the caller says otherwise
 
@@ -39,8 +40,7 @@ class ProcessGroups(Actor):
     @endpoint
     def listen(self, host: str) -> tuple[str, int]:
         """On rank 0: bind a port and keep it; gives (address, port)."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.listener = socket.create_server((host, 0), family=family)
+        self.listener = listen(host)
         address = self.listener.getsockname()
         return str(address[0]), int(address[1])
 
@@ -60,8 +60,7 @@ class ProcessGroups(Actor):
             "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_size), "GROUP_RANK": str(host),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         })  # fmt: skip
-        if address in ("127.0.0.1", "::1"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        tell_gloo(address)
         limit = datetime.timedelta(seconds=timeout)
         before = connected_sockets()
         self.store = self._store(address, port, rank, limit)
@@ -77,22 +76,12 @@ class ProcessGroups(Actor):
         return chosen
 
     def _store(self, address: str, port: int, rank: int, timeout: datetime.timedelta) -> Any:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         if rank == 0:
             assert self.listener is not None
-            descriptor = self.listener.detach()
-            self.listener = None
-            return TCPStore(
-                address,
-                port,
-                None,
-                True,
-                timeout,
-                wait_for_workers=False,
-                master_listen_fd=descriptor,
-                multi_tenant=False,
-            )
+            listener, self.listener = self.listener, None
+            return store_on(listener, address, port, timeout)
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
         return TCPStore(address, port, None, False, timeout, wait_for_workers=False)
 
     @endpoint
@@ -163,20 +152,6 @@ def is_store(number: int, port: int) -> bool:
         return True
 
 
-def places(procs: ProcMesh) -> list[tuple[int, int, int, int]]:
-    """For each rank of the mesh: (local rank, local size, host, hosts)."""
-    refs = procs._members()
-    hosts = list(dict.fromkeys(ref.node_id for ref in refs))
-    sizes = {node: sum(ref.node_id == node for ref in refs) for node in hosts}
-    seen: dict[str, int] = {}
-    answer = []
-    for ref in refs:
-        local = seen.get(ref.node_id, 0)
-        seen[ref.node_id] = local + 1
-        answer.append((local, sizes[ref.node_id], hosts.index(ref.node_id), len(hosts)))
-    return answer
-
-
 def _actors(procs: ProcMesh) -> Any:
     """The actors that keep a mesh's groups; spawned once a set of processes."""
     kept = procs._processes.services
@@ -184,17 +159,6 @@ def _actors(procs: ProcMesh) -> Any:
     if key not in kept:
         kept[key] = cast(Any, procs.spawn("process_groups", ProcessGroups)).flatten("rank")
     return kept[key]
-
-
-def _reachable(procs: ProcMesh) -> str:
-    """The address at which the others reach rank 0."""
-    refs = procs._members()
-    if len({ref.node_id for ref in refs}) == 1:
-        return "127.0.0.1"
-    address = refs[0].agent_address
-    return (
-        address.removeprefix("tcp://").rpartition(":")[0].strip("[]") if address.startswith("tcp://") else refs[0].host
-    )
 
 
 def init_process_group(procs: ProcMesh, backend: str | None = None, *, timeout: float = TIMEOUT) -> str:
@@ -214,7 +178,7 @@ def init_process_group(procs: ProcMesh, backend: str | None = None, *, timeout: 
     'gloo'
     """
     groups = _actors(procs)
-    address, port = groups.slice(rank=0).listen.call_one(_reachable(procs)).get(timeout)
+    address, port = groups.slice(rank=0).listen.call_one(reachable(procs)).get(timeout)
     return str(groups.join.call(address, port, backend, timeout, places(procs)).get(timeout).get(0))
 
 

@@ -56,8 +56,17 @@ class Transfer:
     def done(self) -> bool:
         return self._callbacks is None
 
-    def exception(self) -> Exception | None:
-        """The error of a finished transfer, else None."""
+    def exception(self, timeout: float | None = 0) -> Exception | None:
+        """The error of a finished transfer, else None; with a `timeout` in seconds (None: any time) wait for the end,
+        else TransferTimeout.
+        """
+        if timeout != 0:
+            try:
+                self.get(timeout)
+            except Exception as error:
+                if not self.done():
+                    raise
+                return error
         return self._error
 
     def get(self, timeout: float | None = None) -> None:
@@ -69,6 +78,16 @@ class Transfer:
                 raise TransferTimeout(f"the {self._what()} is still running after {timeout} s of waiting")
         if self._error is not None:
             raise self._error
+
+    result = get
+
+    def as_asyncio(self) -> asyncio.Task[None]:
+        """An asyncio task of the running loop that awaits this transfer."""
+
+        async def wait() -> None:
+            await self
+
+        return asyncio.get_running_loop().create_task(wait())
 
     def add_done_callback(self, callback: Callable[[Transfer], object]) -> None:
         """Call `callback(self)` at the end, on the thread that ends it; at once, here, if it has ended."""

@@ -48,6 +48,7 @@ class Gate:
         self._on_link = on_link
         self._on_frame = on_frame
         self._on_broken = on_broken
+        self._others: dict[str, tuple[Address, bytes]] = {}
         self._listeners: list[tuple[socket.socket, Address]] = []
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -64,6 +65,10 @@ class Gate:
     def set_identity(self, me: Identity) -> None:
         """What this process says of itself from now on (its address is known only after `listen`)."""
         self._me = me
+
+    def learn(self, address: Address, secret: bytes, via: Address | None = None) -> None:
+        """What is at `address` holds another secret than this process; dial `via` to get there. From any thread."""
+        self._others[str(address)] = (via or address, secret)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_BURST):
@@ -89,7 +94,7 @@ class Gate:
 
     async def _welcome(self, sock: socket.socket) -> None:
         try:
-            link, leftover = await self._shake(sock, dialer=False)
+            link, leftover = await self._shake(sock, self._secret, dialer=False)
         except (TimeoutError, HandshakeError, OSError) as error:
             logger.warning(
                 "%s refused a connection: %s", self._me.name, error or "it did not finish the handshake in time"
@@ -103,6 +108,7 @@ class Gate:
 
     async def dial(self, address: Address, timeout: float) -> Link:
         """Connect to a listening process and prove the secret to each other. Raises DialError."""
+        address, secret = self._others.get(str(address), (address, self._secret))
         sock = open_socket(address)
         try:
             async with asyncio.timeout(timeout):
@@ -110,7 +116,7 @@ class Gate:
                     connect_unix(sock, address.path)
                 else:
                     await self._io.loop.sock_connect(sock, (address.host, address.port))
-                link, leftover = await self._shake(sock, dialer=True)
+                link, leftover = await self._shake(sock, secret, dialer=True)
         except HandshakeError as error:
             sock.close()
             raise DialRefused(f"{address}: {error}") from error
@@ -119,22 +125,24 @@ class Gate:
             raise DialError(f"{address} did not answer within {timeout:g} s") from error
         except OSError as error:
             sock.close()
-            raise DialError(f"{address} cannot be reached: {error}") from error
+            code = error.errno or 0  # below 0 where a name was not resolved
+            reason = os.strerror(code).lower() if code > 0 else error
+            raise DialError(f"{address} cannot be reached: {reason}") from error
         except asyncio.CancelledError:
             sock.close()
             raise
         self._on_link(link, leftover)
         return link
 
-    async def _shake(self, sock: socket.socket, *, dialer: bool) -> tuple[Link, bytes]:
-        shake = Handshake(secret=self._secret, me=self._me, dialer=dialer)
+    async def _shake(self, sock: socket.socket, secret: bytes, *, dialer: bool) -> tuple[Link, bytes]:
+        shake = Handshake(secret=secret, me=self._me, dialer=dialer)
         loop = self._io.loop
         async with asyncio.timeout(HANDSHAKE_TIMEOUT):
             await loop.sock_sendall(sock, shake.start())
             while not shake.done:
                 data = await loop.sock_recv(sock, 8192)
                 if not data:
-                    raise HandshakeError("the other end closed the connection within the handshake")
+                    raise ConnectionResetError("the other end closed the connection within the handshake")
                 try:
                     answer = shake.receive(data)
                 except HandshakeError as error:

@@ -201,6 +201,8 @@ _HELPERS = frozenset(
     ]
 )
 _RETRY = 0.001  # seconds until a Ctrl-C that came at a bad moment comes again
+_ending: list[BaseException] = []  # what the next interrupt raises instead of KeyboardInterrupt …
+_ended: list[bool] = []  # … once
 _getsignal = import_module("_signal").getsignal  # signal.getsignal turns numbers into enums, for 4 us a call
 _SIGINT = int(signal.SIGINT)
 
@@ -225,15 +227,34 @@ def _torn(frame: FrameType | None) -> bool:
 def _on_interrupt(number: int, frame: FrameType | None) -> Any:
     """SIGINT: KeyboardInterrupt, but never where it would tear Roost's state; then it comes again a moment later."""
     if _torn(frame):
-        _thread.start_new_thread(_interrupt_again, ())
+        _thread.start_new_thread(_interrupt_again, (bool(_ending),))
         return
+    if _ending:
+        raise _ending.pop()
     signal.default_int_handler(number, frame)
 
 
-def _interrupt_again() -> None:
+def interrupt_with(error: BaseException) -> None:
+    """Interrupt the main thread, which raises `error`; from any thread. Under a user's handler that is called instead.
+
+    By a real signal: `_thread.interrupt_main` does not end a wait for a lock, such as `Future.get`.
+    """
+    main = threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if not main.is_alive() or main.ident is None or not callable(handler):
+        return
+    if handler is _on_interrupt:
+        if _ended:
+            return
+        _ended.append(True)
+        _ending[:] = [error]
+    signal.pthread_kill(main.ident, signal.SIGINT)
+
+
+def _interrupt_again(ending: bool) -> None:
     time.sleep(_RETRY)
     main = threading.main_thread()
-    if main.is_alive() and main.ident is not None:
+    if main.is_alive() and main.ident is not None and (_ending or not ending):
         signal.pthread_kill(main.ident, signal.SIGINT)
 
 
@@ -248,6 +269,8 @@ def install_interrupt_handler() -> None:
 
 def restore_interrupt_handler() -> None:
     """Python's own handler again."""
+    _ending.clear()
+    _ended.clear()
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _on_interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -46,6 +46,9 @@ FUTURE: Final = 2
 
 HOLD_LIMIT: Final = 65536
 
+LIFE: Final = 1 << 40
+"""An actor that has been spawned anew counts from here: more messages than any is sent in one life."""
+
 
 class Outbox:
     """The frames for one process that it has not acknowledged, by contiguous numbers from 1.
@@ -107,6 +110,11 @@ class Outbox:
         self.kept_bytes -= self._frames[index][1]
         self._frames[index] = (frame, 0)
         return True
+
+    def clear(self) -> None:
+        """Free every frame: the receiver is gone and will acknowledge nothing any more."""
+        self._frames.clear()
+        self.kept_bytes = 0
 
     @property
     def kept(self) -> int:
@@ -261,12 +269,14 @@ class CreditSender:
         "_consumed_bytes",
         "_consumed_messages",
         "_half_bytes",
+        "_life",
         "_messages",
         "_parked",
         "_parked_bytes",
         "_refused",
         "_sent_bytes",
         "_sent_messages",
+        "_skew",
     )
 
     def __init__(self, messages: int, bytes: int, bound: int, bound_bytes: int) -> None:
@@ -279,6 +289,8 @@ class CreditSender:
         self._bound_bytes = bound_bytes
         self._sent_messages = self._sent_bytes = 0
         self._consumed_messages = self._consumed_bytes = 0
+        self._life = 0
+        self._skew = (0, 0)  # by how much an actor that was spawned anew counts otherwise
         self._parked: OrderedDict[int, tuple[object, int]] = OrderedDict()
         self._parked_bytes = 0
         self._refused = 0
@@ -305,6 +317,8 @@ class CreditSender:
     def granted(self, consumed_messages_total: int, consumed_bytes_total: int) -> list[object]:
         """Take the receiver's counters; return the waiting items to send now, with credit taken, in order."""
         messages, total = consumed_messages_total, consumed_bytes_total
+        if messages >= LIFE or self._life:
+            messages, total = self._of_this_life(messages, total)
         if messages > self._consumed_messages:
             if messages > self._sent_messages or not self._consumed_bytes <= total <= self._sent_bytes:
                 raise ProtocolError(
@@ -314,6 +328,21 @@ class CreditSender:
             self._consumed_messages = messages
             self._consumed_bytes = total
         return self.release() if self._parked else []
+
+    def _of_this_life(self, messages: int, total: int) -> tuple[int, int]:
+        """The counters of an actor that has been spawned anew, as this side counts.
+
+        What it was sent before counts as consumed; what of that is still on its way may then count twice, which is at
+        most a window, once a life.
+        """
+        life = messages // LIFE
+        if life < self._life:
+            return 0, 0
+        if life > self._life:
+            self._life = life
+            self._skew = (messages - self._sent_messages, total - self._sent_bytes)
+        own = min(messages - self._skew[0], self._sent_messages)
+        return own, max(min(total - self._skew[1], self._sent_bytes), self._consumed_bytes)
 
     def release(self) -> list[object]:
         """The waiting items to send now: what a `withdraw` of the first may have made room for."""
@@ -329,6 +358,8 @@ class CreditSender:
 
     def wants(self, consumed_messages_total: int, consumed_bytes_total: int) -> bool:
         """Whether new totals change anything soon: something waits, or they are a quarter of the window ahead."""
+        if consumed_messages_total >= LIFE:
+            return True
         return (
             bool(self._parked)
             or consumed_messages_total - self._consumed_messages > self._messages >> 2
@@ -342,6 +373,15 @@ class CreditSender:
             return False
         self._parked_bytes -= entry[1]
         return True
+
+    def abandon(self) -> list[object]:
+        """The actor has ended and grants nothing any more: all that waits, in order, to be sent beyond the window."""
+        waiting = [item for item, _ in self._parked.values()]
+        self._sent_messages += len(waiting)
+        self._sent_bytes += self._parked_bytes
+        self._parked.clear()
+        self._parked_bytes = 0
+        return waiting
 
     def statistics(self) -> CreditStatistics:
         return CreditStatistics(
@@ -373,7 +413,8 @@ class CreditSender:
 class CreditReceiver:
     """What one actor has consumed from one process, and when that process must hear of it.
 
-    `messages` and `bytes` are the window granted to the sender; both ends must be given the same.
+    `messages` and `bytes` are the window granted to the sender; both ends must be given the same. An actor that is
+    spawned anew counts from `life` times LIFE messages, so that the sender can tell its counters from older ones.
 
     >>> credit = CreditReceiver(messages=4, bytes=100)
     >>> credit.consumed(1), credit.consumed(1), credit.told(), credit.consumed(50)
@@ -382,13 +423,22 @@ class CreditReceiver:
 
     __slots__ = ("_bytes", "_grant_bytes", "_grant_messages", "_messages", "_told_bytes", "_told_messages")
 
-    def __init__(self, messages: int, bytes: int) -> None:
+    def __init__(self, messages: int, bytes: int, life: int = 0) -> None:
         if min(messages, bytes) < 1:
             raise ValueError(f"credit must be positive: {messages=}, {bytes=}")
         self._grant_messages = _half(messages)
         self._grant_bytes = _half(bytes)
-        self._messages = self._bytes = 0
-        self._told_messages = self._told_bytes = 0
+        self._messages = self._told_messages = life * LIFE
+        self._bytes = self._told_bytes = 0
+
+    @property
+    def life(self) -> int:
+        """How often the actor has been spawned anew."""
+        return self._messages // LIFE
+
+    def narrow(self, messages: int) -> None:
+        """The sender has been given a smaller window."""
+        self._grant_messages = min(self._grant_messages, _half(messages))
 
     def consumed(self, nbytes: int) -> bool:
         """A message left the mailbox, or its tombstone came. True if a grant should be sent on its own."""

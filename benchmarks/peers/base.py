@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -60,6 +61,15 @@ class Peer(Protocol[Mesh, One, Pending, Handle]):
     def read(self, handle: Handle, into: object) -> None:
         """One-sided read into a one-dimensional uint8 torch tensor."""
 
+    def stall(self, actor: One, path: str) -> Pending:
+        """Start `stall(path)`."""
+
+    def leave(self, actor: One, path: str) -> Pending:
+        """Start `leave(path)`."""
+
+    def fail_one(self, mesh: Mesh, pid: int, seconds: float) -> object:
+        """`fail_one` on every rank, blocking as `call_all` does; raises when the caller learns of the failure."""
+
     def run(self, coroutine: Coroutine[object, object, object]) -> object:
         """Run a coroutine on the loop where `awaitable` works."""
 
@@ -89,6 +99,35 @@ def read_every_byte(value: object) -> object:
     array = value if isinstance(value, numpy.ndarray) else value.numpy()  # type: ignore[attr-defined]
     array.view(numpy.uint64).max()
     return value
+
+
+STALLED_SECONDS = 60.0
+
+
+def _note(path: str) -> None:
+    """(pid, clock) for the measuring process, whole or not at all; the clock is the host's, in nanoseconds."""
+    with open(f"{path}.new", "w") as file:
+        file.write(f"{os.getpid()} {time.perf_counter_ns()}")
+    os.rename(f"{path}.new", path)
+
+
+def stall(path: str) -> None:
+    """Say where it runs, then run for a minute: the call that is pending when its process is killed."""
+    _note(path)
+    time.sleep(STALLED_SECONDS)
+
+
+def leave(path: str) -> None:
+    """Say when, and end the process with exit code 3."""
+    _note(path)
+    os._exit(3)
+
+
+def fail_one(pid: int, seconds: float) -> None:
+    """Raise at once in one process; the others go on for `seconds`."""
+    if os.getpid() == pid:
+        raise ValueError("the first failure")
+    time.sleep(seconds)
 
 
 def sevens(nbytes: int) -> object:

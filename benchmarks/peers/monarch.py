@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
+import monarch.actor
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
 
-from .base import first_answer, read_every_byte, sevens
+from .base import fail_one, first_answer, leave, read_every_byte, sevens, stall
 
 
 class Echo(Actor):
@@ -33,11 +34,24 @@ class Echo(Actor):
         self.shared = sevens(nbytes)
         return RDMABuffer(self.shared)
 
+    @endpoint
+    def stall(self, path: str) -> None:
+        stall(path)
+
+    @endpoint
+    def leave(self, path: str) -> None:
+        leave(path)
+
+    @endpoint
+    def fail_one(self, pid: int, seconds: float) -> None:
+        fail_one(pid, seconds)
+
 
 class MonarchPeer:
     """A mesh is (its processes, its actors)."""
 
     def start(self) -> None:
+        monarch.actor.unhandled_fault_hook = lambda failure: None  # by default a death interrupts the program
         this_host().initialized.get()
 
     def spawn(self, n: int) -> tuple[Any, Any]:
@@ -73,6 +87,15 @@ class MonarchPeer:
 
     def read(self, handle: Any, into: object) -> None:
         handle.read_into(into).get()
+
+    def stall(self, actor: Any, path: str) -> Any:
+        return actor.stall.call_one(path)
+
+    def leave(self, actor: Any, path: str) -> Any:
+        return actor.leave.call_one(path)
+
+    def fail_one(self, mesh: tuple[Any, Any], pid: int, seconds: float) -> object:
+        return mesh[1].fail_one.call(pid, seconds).get()
 
     def run(self, coroutine: Coroutine[object, object, object]) -> object:
         return asyncio.run(coroutine)

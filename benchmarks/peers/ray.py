@@ -20,7 +20,7 @@ os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # authentication stays on,
 
 import ray
 
-from .base import NotOffered, first_answer, read_every_byte
+from .base import NotOffered, fail_one, first_answer, leave, read_every_byte, stall
 
 OBJECT_STORE_BYTES = 4 * 2**30
 
@@ -37,6 +37,15 @@ class Echo:
 
     def touch(self, value: object) -> object:
         return read_every_byte(value)
+
+    def stall(self, path: str) -> None:
+        stall(path)
+
+    def leave(self, path: str) -> None:
+        leave(path)
+
+    def fail_one(self, pid: int, seconds: float) -> None:
+        fail_one(pid, seconds)
 
 
 class RayPeer:
@@ -86,6 +95,15 @@ class RayPeer:
 
     def read(self, handle: Any, into: object) -> None:
         raise NotOffered("no one-sided read into the caller's memory")
+
+    def stall(self, actor: Any, path: str) -> Any:
+        return actor.stall.remote(path)
+
+    def leave(self, actor: Any, path: str) -> Any:
+        return actor.leave.remote(path)
+
+    def fail_one(self, mesh: list[Any], pid: int, seconds: float) -> object:
+        return ray.get([actor.fail_one.remote(pid, seconds) for actor in mesh])
 
     def run(self, coroutine: Coroutine[object, object, object]) -> object:
         return asyncio.run(coroutine)

@@ -10,7 +10,7 @@ import roost
 from roost.actors import Actor, endpoint
 from roost.mesh import this_host
 
-from .base import first_answer, read_every_byte, sevens
+from .base import fail_one, first_answer, leave, read_every_byte, sevens, stall
 
 
 class Echo(Actor):
@@ -34,6 +34,18 @@ class Echo(Actor):
 
         self.shared = sevens(nbytes)
         return RDMABuffer(self.shared)
+
+    @endpoint
+    def stall(self, path: str) -> None:
+        stall(path)
+
+    @endpoint
+    def leave(self, path: str) -> None:
+        leave(path)
+
+    @endpoint
+    def fail_one(self, pid: int, seconds: float) -> None:
+        fail_one(pid, seconds)
 
 
 class RoostPeer:
@@ -75,6 +87,15 @@ class RoostPeer:
 
     def read(self, handle: Any, into: object) -> None:
         handle.read_into(into).get()
+
+    def stall(self, actor: Any, path: str) -> Any:
+        return actor.stall.call_one(path)
+
+    def leave(self, actor: Any, path: str) -> Any:
+        return actor.leave.call_one(path)
+
+    def fail_one(self, mesh: tuple[Any, Any], pid: int, seconds: float) -> object:
+        return mesh[1].fail_one.call(pid, seconds).get()
 
     def run(self, coroutine: Coroutine[object, object, object]) -> object:
         return asyncio.run(coroutine)

@@ -13,7 +13,7 @@ from typing import Any
 import xoscar
 from xoscar.backends.allocate_strategy import ProcessIndex
 
-from .base import NotOffered, first_answer, read_every_byte
+from .base import NotOffered, fail_one, first_answer, leave, read_every_byte, stall
 
 
 class Echo(xoscar.Actor):
@@ -27,6 +27,15 @@ class Echo(xoscar.Actor):
 
     def touch(self, value: object) -> object:
         return read_every_byte(value)
+
+    def stall(self, path: str) -> None:
+        stall(path)
+
+    def leave(self, path: str) -> None:
+        leave(path)
+
+    def fail_one(self, pid: int, seconds: float) -> None:
+        fail_one(pid, seconds)
 
 
 class XoscarPeer:
@@ -81,6 +90,15 @@ class XoscarPeer:
 
     def read(self, handle: Any, into: object) -> None:
         raise NotOffered("no one-sided read into the caller's memory")
+
+    def stall(self, actor: Any, path: str) -> Any:
+        return actor.stall(path)
+
+    def leave(self, actor: Any, path: str) -> Any:
+        return actor.leave(path)
+
+    def fail_one(self, mesh: tuple[Any, list[Any]], pid: int, seconds: float) -> object:
+        return self.run(self._gather([actor.fail_one(pid, seconds) for actor in mesh[1]]))
 
     def run(self, coroutine: Coroutine[object, object, Any] | Awaitable[Any]) -> Any:
         return self._loop.run_until_complete(coroutine)

@@ -14,7 +14,9 @@ import logging
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +24,32 @@ import msgpack
 
 from ...actors.calls import tell
 from ...actors.errors import MeshFailure
-from ...actors.link.address import parse
+from ...actors.link.address import Address, parse
 from ...actors.link.io import IoThread
 from ...actors.link.stream import Link
 from ...actors.node import Node
 from ...actors.peer import Peer
 from ...actors.refs import ProcRef
 from ...actors.runtime import Runtime, set_runtime
+from ..card import write_agent
 from ..identity import identity_of
-from ..launch import ExitReport, Launched, Launcher, ProcSpec, ZygoteKey, zygote_key
+from ..launch import ExitReport, Launched, Launcher, ProcSpec
+from .clients import Clients
+from .dumps import Dumps
+from .hostnames import HostNames
 from .output import OutputTail
+from .specs import worker_spec, zygote_for
+from .starting import remove_stale
+from .table import Table
 
 logger = logging.getLogger("roost.agent")
 
 READY_TIMEOUT = 60.0  # seconds a worker may take from its first instruction to its link, while it lives
-WORKER_ENTRY = "roost.mesh.worker:main"
+DETACHED_HERE = (
+    "detached processes outlive the program, and the agent of {host} ends with it: spawn them on hosts of worker loops "
+    "(`run_worker_loop_forever`, `attach_to_workers`)"
+)
+LAST_WORDS = 1.0  # seconds for the last output to leave
 GRACE = 0.3  # seconds between SIGTERM and SIGKILL for a worker that did not end when asked
 
 
@@ -55,12 +68,14 @@ class Agent:
         self.launcher = Launcher(
             self.io.loop, self.run_dir, self._exited, host=config["host"], node_id=config["node_id"]
         )
-        self.output = OutputTail(self.node)
+        self.output = OutputTail(self.node, Path(config.get("log_dir") or self.run_dir / "logs"))
+        self.dumps = Dumps(self.run_dir, self.launcher.live)
         self.watchers: dict[int, set[int]] = {}
         self.ended: dict[int, tuple[ExitReport, bool, str]] = {}
         self.stopping: dict[int, str] = {}
         self.ready: dict[int, asyncio.Future[None]] = {}
         self.owned: dict[int, set[int]] = {}  # workers here, by the process that spawned them
+        self.detached: set[int] = set()  # workers here that belong to nobody, and live until they are stopped
         self.over = asyncio.Event()
         self._checks: list[Callable[[], None]] = []
         self.node.system.update(
@@ -72,9 +87,11 @@ class Agent:
                 "warm": self.warm,
                 "shutdown": self.shutdown,
                 "resources": self.resources,
+                "dump stacks": self.dumps.serve,
             }
         )
-        self.runtime.events["exited"] = lambda peer, proc_id, report, planned, reason: self._end_owned(proc_id)
+        self.runtime.events.update({"exited": self._ended_elsewhere, "actor failed": self._actor_failed})
+        self.names = HostNames(self)
         self.node.routing.ended = self.ended.__contains__
         joined = self.node.routing.joined
 
@@ -82,9 +99,12 @@ class Agent:
             joined(link)
             waiter = self.ready.get(link.peer.proc_id)
             if waiter is not None and not waiter.done():
+                self.launcher.has_started(link.peer.proc_id)
                 waiter.set_result(None)
 
         self.node.routing.joined = note_joined  # type: ignore[method-assign]
+        self.clients = Clients(self)
+        self.table = Table(self)
 
     async def run(self, ready: int) -> None:
         """Listen, say where, and work until told to stop or the controller is gone."""
@@ -92,8 +112,8 @@ class Agent:
         unix = self.node.gate.listen(parse(f"unix://{self.run_dir}/{self.node.proc_id:x}.sock"))
         addresses = [str(unix)]
         for wanted in self.config["listen"]:
-            addresses.append(str(self.node.gate.listen(parse(wanted))))
-        advertised = addresses[-1]
+            addresses.append(str(self._listen(wanted, ready)))
+        advertised = self._advertised(addresses[-1])
         self.node.ref = ProcRef(
             self.node.proc_id,
             self.config["name"],
@@ -107,6 +127,7 @@ class Agent:
         self.node.gate.set_identity(
             identity_of(self.node.proc_id, self.node.node_id, self.config["name"], "agent", advertised)
         )
+        write_agent(self.config, str(unix))
         os.write(ready, msgpack.packb({"addresses": addresses, "pid": os.getpid(), "ref": self.node.ref.to_wire()}))
         os.close(ready)
         loop = asyncio.get_running_loop()
@@ -118,15 +139,36 @@ class Agent:
         warm.cancel()
         await self.close()
 
+    def _listen(self, wanted: str, ready: int) -> Address:
+        try:
+            address = parse(wanted)
+            if address.scheme == "unix":
+                remove_stale(address.path)
+            return self.node.gate.listen(address)
+        except OSError as error:
+            os.write(
+                ready, msgpack.packb({"error": f"cannot listen at {wanted}: {error.strerror}; take another address"})
+            )
+            raise SystemExit(1) from None
+
+    def _advertised(self, bound: str) -> str:
+        """The address that others are told: as the user wrote it, with the port that was bound."""
+        wanted = self.config.get("advertise")
+        if wanted is None:
+            return bound
+        address = parse(wanted)
+        return str(replace(address, port=address.port or parse(bound).port))
+
     async def _warm_quietly(self) -> None:
         """Have the zygote that the controller will most likely want, before it asks."""
         try:
-            await self.launcher.warm(self._key(self.config["preload"], {}, self.config["sys_path"]))
+            await self.launcher.warm(zygote_for(self.config["preload"], {}, self.config["sys_path"]))
         except Exception as error:  # noqa: BLE001 - it is started again, and judged, when it is needed
             logger.info("the zygote was not started ahead: %s", error)
 
     async def close(self) -> None:
         """End every worker and every zygote, then leave."""
+        self.clients.farewell(f"the host agent of {self.config['host']} was shut down")
         for proc_id in self.launcher.live():
             self.stopping.setdefault(proc_id, "its host agent ends")
         await self.stop(
@@ -137,9 +179,16 @@ class Agent:
         )
         await self.launcher.close(GRACE)
         self.output.stop()
-        await asyncio.sleep(0)
+        await self._drain()
         self.node.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    async def _drain(self) -> None:
+        """Let the last output leave."""
+        until = time.monotonic() + LAST_WORDS
+        await asyncio.sleep(0)
+        while time.monotonic() < until and any(link.queued_bytes for link in self.node.routing.links.values()):
+            await asyncio.sleep(0.001)
 
     # requests
 
@@ -150,14 +199,22 @@ class Agent:
         """
         common, members = arguments
         owner = ProcRef.from_wire(common["owner"])
-        self._own(owner, [member["ref"][0] for member in members])
+        if common.get("detached"):
+            if not self.config.get("stays"):
+                return [DETACHED_HERE.format(host=self.config["host"])] * len(members)
+            assert node.ref is not None
+            owner, common = node.ref, {**common, "owner": node.ref.to_wire(), "root": None}
+            self.detached.update(member["ref"][0] for member in members)
+            self.owned.setdefault(owner.proc_id, set()).update(self.detached)
+        else:
+            self._own(owner, [member["ref"][0] for member in members])
         specs = []
         for member in members:
             ref = ProcRef.from_wire(member["ref"])
             node.routing.local.add(ref.proc_id)
             self.ready[ref.proc_id] = node.io.loop.create_future()
             self.watchers.setdefault(ref.proc_id, set()).add(peer.proc_id)
-            self.output.follow(ref.proc_id, ref.name, self._output(ref), peer)
+            self.output.follow(ref, peer)
             specs.append(self._spec(ref, common, member, bytes(body)))
         return self._launch(node, peer, owner, specs)
 
@@ -187,9 +244,10 @@ class Agent:
     def _own(self, owner: ProcRef, proc_ids: list[int]) -> None:
         """What a process spawned ends with it, however it ends; one elsewhere is watched by its own agent."""
         self.owned.setdefault(owner.proc_id, set()).update(proc_ids)
-        peer = self.node.peer(owner.proc_id, where=owner)
+        peer = self.node.peer(owner.proc_id, where=None if owner.proc_id in self.clients else owner)
         if peer.link is not None and peer.link.peer.proc_id != owner.proc_id:  # a relayed one: a worker of another host
             self.node.routing._watch(peer)
+            self.clients.keep_up(owner.agent_id)
 
     def _end_owned(self, owner: int) -> None:
         orphans = [proc_id for proc_id in self.owned.pop(owner, ()) if proc_id in self.launcher.live()]
@@ -199,11 +257,6 @@ class Agent:
             )
             self.node.routing.tasks.add(task)
             task.add_done_callback(self.node.routing.tasks.discard)
-
-    def _output(self, ref: ProcRef) -> str:
-        folder = Path(self.config.get("log_dir") or self.run_dir / "logs")
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return str(folder / f"{ref.name}-{ref.proc_id:x}.log")
 
     def _unready(self, spec: ProcSpec) -> str | None:
         waiter = self.ready.get(spec.proc_id)
@@ -216,50 +269,19 @@ class Agent:
         return None
 
     def _spec(self, ref: ProcRef, common: dict[str, Any], member: dict[str, Any], bootstrap: bytes) -> ProcSpec:
-        payload = {
-            "ref": member["ref"],
-            "secret": self.config["secret"],
-            "agent": f"unix://{self.run_dir}/{self.node.proc_id:x}.sock",
-            "owner": common["owner"],
-            "bootstrap": bootstrap or None,
-            "definitions": common.get("definitions", []),
-            "setup": common.get("setup", []),
-            "policy": common.get("policy", {}),
-        }
-        return ProcSpec(
-            proc_id=ref.proc_id,
-            name=ref.name,
-            entry=WORKER_ENTRY,
-            payload=msgpack.packb(payload),
-            env=common.get("env") or {},
-            rank_env={**common.get("changed", {}), **(member.get("rank_env") or {})},
-            preload=("roost.mesh.worker", *(common.get("preload") or ())),
-            python=member.get("python") or common.get("python"),
-            command=tuple(member.get("command") or common.get("command") or ()) or None,
-            cpus=member.get("cpus"),
-            cwd=common.get("cwd"),
-            sys_path=tuple(common.get("sys_path") or ()),
-            output=self._output(ref),
+        return worker_spec(
+            common,
+            member,
+            bootstrap,
+            secret=self.config["secret"],
+            agent=f"unix://{self.run_dir}/{self.node.proc_id:x}.sock",
+            output=self.output.path(ref.name, ref.proc_id),
         )
 
     async def warm(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """[preload, env, sys_path]: have a zygote ready that has imported these modules."""
         preload, env, sys_path = arguments
-        return list(await self.launcher.warm(self._key(preload, env, sys_path)))
-
-    def _key(self, preload: list[str], env: dict[str, str | None], sys_path: list[str]) -> ZygoteKey:
-        return zygote_key(
-            ProcSpec(
-                proc_id=0,
-                name="",
-                entry=WORKER_ENTRY,
-                payload=b"",
-                output="",
-                preload=("roost.mesh.worker", *preload),
-                env=env,
-                sys_path=tuple(sys_path),
-            )
-        )
+        return list(await self.launcher.warm(zygote_for(preload, env, sys_path)))
 
     async def stop(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """[processes, reason, seconds, ask]: ask them to end, then make them; the answer is how each ended.
@@ -342,17 +364,34 @@ class Agent:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         self.output.last(proc_id)
-        for left in (self.run_dir / f"{proc_id:x}.sock", *((Path(report.output),) if not report.stderr_tail else ())):
+        files = [self.run_dir / f"{proc_id:x}.{kind}" for kind in ("sock", "stacks")]
+        kept = bool(report.stderr_tail) and (self.config.get("log_dir") or not planned)
+        for left in (*files, *(() if kept else (Path(report.output),))):
             with contextlib.suppress(OSError):
                 left.unlink()
         for watcher in self.watchers.pop(proc_id, ()):
             self._tell(self.node.peer(watcher), proc_id, report, planned, reason)
         self._forget(proc_id)
+        if proc_id in self.detached:
+            self.detached.discard(proc_id)
+            if not planned:
+                logger.warning("a detached process died: %s", report.sentence())
+        self.names.exited(proc_id, planned)
         for owned in self.owned.values():
             owned.discard(proc_id)
         self._end_owned(proc_id)
         for check in list(self._checks):
             check()
+
+    def _ended_elsewhere(self, peer: Peer, proc_id: int, report: list[Any], planned: bool, reason: str) -> None:
+        self.names.exited(proc_id, planned)
+        self._end_owned(proc_id)
+
+    def _actor_failed(
+        self, peer: Peer, actor_id: int, owner: int, rank: int, name: str, reason: str, record: dict[str, Any]
+    ) -> None:
+        """Of a detached mesh: it has no owner to tell."""
+        logger.warning("a detached actor has failed: %s at rank %d: %s", name, rank, reason)
 
     def _forget(self, proc_id: int) -> None:
         self.node.routing.local.discard(proc_id)

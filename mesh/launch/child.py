@@ -56,6 +56,8 @@ def become(plan: WorkerPlan) -> None:
     os.setsid()
     _redirect(plan.output)
     linux.set_comm(plan.name)
+    if plan.only_env:
+        os.environ.clear()
     for key, value in plan.env.items():
         if value is None:
             os.environ.pop(key, None)
@@ -142,7 +144,7 @@ def _exec(plan: WorkerPlan, argv: tuple[str, ...]) -> NoReturn:
     os.lseek(fd, 0, os.SEEK_SET)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # wrappers may not be Python
         signal.signal(number, signal.SIG_DFL)
-    os.execvpe(argv[0], [*argv, str(fd)], os.environ)
+    os.execvpe(plan.program or argv[0], [*argv, str(fd)], os.environ)
 
 
 def _leave_zygote_behind(plan: WorkerPlan) -> None:

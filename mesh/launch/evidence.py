@@ -171,6 +171,11 @@ class Evidence:
             if (value := kills_in(self._read(counter.path))) is not None:
                 self._readings.setdefault(counter, _Readings()).add(self._clock(), value)
 
+    def look_at(self, pid: int) -> None:
+        """A worker may have joined another cgroup by now: know it before it dies there."""
+        if (groups := self._read(f"/proc/{pid}/cgroup")) and self._of_groups.get(groups) != self._of_worker.get(pid):
+            self.follow((pid,))
+
     def forget(self, pid: int) -> None:
         self._of_worker.pop(pid, None)
         used = {counter for found in self._of_worker.values() for counter in found}

@@ -30,6 +30,8 @@ from .reaper import Reaper
 from .report import ExitReport
 from .spec import (
     BARE,
+    CHILD,
+    KEPT_VARIABLES,
     THREAD_VARIABLES,
     Launched,
     LaunchError,
@@ -174,7 +176,7 @@ class Launcher:
             if index in request.answers:
                 continue
             python = spec.python or sys.executable
-            if spec.command or os.path.abspath(python) != os.path.abspath(sys.executable):
+            if spec.command or not spec.inherit_env or os.path.abspath(python) != os.path.abspath(sys.executable):
                 execed.append(index)
             else:
                 forked.setdefault(zygote_key(spec), []).append(index)
@@ -275,6 +277,12 @@ class Launcher:
     def _report(self, worker: Worker, status: linux.ExitStatus | None) -> ExitReport:
         return inquire(worker, status, self._evidence, self._host, self._node_id)
 
+    def has_started(self, proc_id: int) -> None:
+        """A worker has run its bootstrap, which may have put it into a cgroup of its own."""
+        worker = self._workers.get(proc_id)
+        if worker is not None:
+            self._evidence.look_at(worker.launched.pid)
+
     def signal(self, proc_id: int, sig: int) -> bool:
         """Signal a worker; False when it is not alive (any more)."""
         worker = self._workers.get(proc_id)
@@ -355,13 +363,20 @@ def _prepare_output(request: _Request, index: int) -> str | None:
 def _plan(spec: ProcSpec, by_exec: bool) -> WorkerPlan:
     wanted = merged_env(os.environ, spec.env)
     env: dict[str, str | None] = dict(spec.env) if by_exec else {}
-    env |= {name: wanted.get(name) for name in THREAD_VARIABLES}
+    if not spec.inherit_env:
+        kept = {k: v for k, v in os.environ.items() if k in KEPT_VARIABLES or k.startswith("ROOST_")}
+        env = dict(merged_env(kept, spec.env))
+    else:
+        env |= {name: wanted.get(name) for name in THREAD_VARIABLES}
     env |= spec.rank_env
     env[OWNER_VARIABLE] = str(spec.proc_id)
-    argv = None
+    argv, program = None, None
     if by_exec:
-        python = spec.python or sys.executable
-        argv = (*(spec.command or ()), python, "-P", "-m", "roost.mesh.launch.child")
+        command = tuple(spec.command or ())
+        complete = command[-len(CHILD) :] == CHILD
+        argv = command if complete else (*command, spec.python or sys.executable, *CHILD)
+        program = argv[0]
+        argv = (spec.arg0 or program, *argv[1:])
     return WorkerPlan(
         proc_id=spec.proc_id,
         name=spec.name,
@@ -374,4 +389,6 @@ def _plan(spec: ProcSpec, by_exec: bool) -> WorkerPlan:
         cwd=spec.cwd,
         sys_path=spec.sys_path,
         argv=argv,
+        program=program,
+        only_env=not spec.inherit_env,
     )

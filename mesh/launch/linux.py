@@ -48,6 +48,15 @@ def set_comm(name: str) -> None:
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 
+def signal_thread(pid: int, tid: int, sig: int) -> None:
+    """Signal one thread of a process. Raises OSError."""
+    if not hasattr(libc(), "tgkill"):  # glibc before 2.30: any thread of it, then
+        os.kill(pid, sig)
+    elif libc().tgkill(pid, tid, sig) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"tgkill({pid}, {tid}, {sig}): {os.strerror(code)}")
+
+
 def punch_hole(fd: int, offset: int, length: int) -> bool:
     """Give back the blocks of a byte range, keeping the size; False where the file system cannot."""
     call = libc().fallocate64 if hasattr(libc(), "fallocate64") else libc().fallocate

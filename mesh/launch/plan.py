@@ -17,9 +17,10 @@ OWNER_VARIABLE = "ROOST_PROC_ID"
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """A worker's start, decided: `env` holds the changes to make after the fork (None removes).
+    """A worker's start, decided: `env` holds the changes to make after the fork (None removes), or with `only_env` all
+    there is.
 
-    `argv` is the command line to exec, None to go on in the forked process.
+    `argv` is the command line to exec, None to go on in the forked process; `program` is what is started by it.
     """
 
     proc_id: int
@@ -33,6 +34,8 @@ class WorkerPlan:
     cwd: str | None
     sys_path: tuple[str, ...]
     argv: tuple[str, ...] | None
+    program: str | None = None
+    only_env: bool = False
 
     def to_wire(self) -> list[Any]:
         return [getattr(self, f.name) for f in fields(self)]

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Held at 1 in every zygote whatever the user says, so they never tell two zygotes apart."""
 
+CHILD = ("-P", "-m", "roost.mesh.launch.child")
+"""The arguments of Python that make it a worker; the number of a descriptor follows."""
+
+KEPT_VARIABLES = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""What a worker that inherits no environment has nevertheless, besides Roost's own: it would not find Roost."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcSpec:
@@ -18,7 +24,9 @@ class ProcSpec:
     returns or raises SystemExit the worker leaves by `os._exit`; another exception is printed and
     the exit code is 1. `env` must stand before exec (None removes a variable) and so chooses the
     zygote; `rank_env` is set after the fork. `python` and `command` (a prefix, such as
-    `("numactl", "--cpunodebind=0")`) lead to an exec. `cpus` is a list as taskset takes it: "0-3,8".
+    `("numactl", "--cpunodebind=0")`, or a whole command that ends with CHILD) lead to an exec, whose program is told
+    that it is called `arg0`. Without `inherit_env` the environment begins empty, but for KEPT_VARIABLES. `cpus` is a
+    list as taskset takes it: "0-3,8".
     `output` receives stdout and stderr; it occupies about `output_limit` bytes of disk at most.
     """
 
@@ -32,6 +40,8 @@ class ProcSpec:
     preload: tuple[str, ...] = ()
     python: str | None = None
     command: tuple[str, ...] | None = None
+    arg0: str | None = None
+    inherit_env: bool = True
     cpus: str | None = None
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()

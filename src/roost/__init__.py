@@ -36,10 +36,12 @@ _HOME = {
     "Port": "actors",
     "SupervisionError": "actors",
     "Unreachable": "actors",
+    "as_completed": "actors",
     "context": "actors",
     "current_rank": "actors",
     "current_size": "actors",
     "endpoint": "actors",
+    "wait": "actors",
     "ActorMesh": "mesh",
     "Extent": "mesh",
     "HostMesh": "mesh",
@@ -71,6 +73,7 @@ __all__ = [
     "SupervisionError",
     "Unreachable",
     "ValueMesh",
+    "as_completed",
     "context",
     "current_rank",
     "current_size",
@@ -78,6 +81,7 @@ __all__ = [
     "shutdown",
     "this_host",
     "this_proc",
+    "wait",
 ]
 
 if TYPE_CHECKING:
@@ -91,6 +95,8 @@ if TYPE_CHECKING:
         Port,
         SupervisionError,
         Unreachable,
+        as_completed,
+        wait,
     )
     from .actors.context import context, current_rank, current_size
     from .actors.endpoint import endpoint

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from troupe import SITE, Mixed, Owner, Player, Spinner
 
-from roost.actors import CallCancelled, CallTimeout, Channel
+from roost.actors import CallCancelled, CallTimeout, Channel, PortClosed
 from roost.actors.future import Future
 from roost.actors.node import current_node
 from roost.mesh import ProcMesh, this_host
@@ -578,8 +578,8 @@ def test_a_port_opened_once_takes_one_message(spawn: Spawn) -> None:
     port, receiver = Channel.open(once=True)
     one.send_to.call_one(port, [1, 2]).get(timeout=WAIT)
     assert receiver.recv().get(timeout=WAIT) == 1
-    with pytest.raises(TimeoutError):
-        receiver.recv().get(timeout=0.01)
+    with pytest.raises(PortClosed):
+        receiver.recv().get(timeout=WAIT)
 
 
 def test_a_message_taken_by_a_recv_that_was_given_up_is_not_lost(spawn: Spawn) -> None:

@@ -42,7 +42,7 @@ def test_an_unknown_endpoint_names_those_that_exist(spawn: Spawn) -> None:
 
 
 def test_a_method_that_is_no_endpoint_says_what_to_do(spawn: Spawn) -> None:
-    with pytest.raises(AttributeError, match=r"Plain\.helper is a method but no endpoint: put @endpoint on it"):
+    with pytest.raises(AttributeError, match=r"Plain\.helper is a method but no endpoint: put @endpoint on it, or .*as_endpoint"):
         spawn(Plain).helper.call()
 
 
@@ -135,7 +135,7 @@ def test_slices_that_do_not_exist_are_refused(spawn: Spawn) -> None:
     mesh = spawn(Player)
     with pytest.raises(IndexError, match="gpus"):
         mesh.slice(gpus=2)
-    with pytest.raises(TypeError, match="no dimension 'gpu'"):
+    with pytest.raises(TypeError, match="Shape does not have dimension labeled 'gpu'"):
         mesh.slice(gpu=0)
 
 
@@ -204,7 +204,7 @@ def test_a_dimension_of_the_hosts_cannot_be_repeated(module_site: Any) -> None:
 
 
 def test_bindings_that_do_not_fit_are_refused(site: Any) -> None:
-    with pytest.raises(ValueError, match=r"proc_bind length \(1\) must equal the processes per host \(2\)"):
+    with pytest.raises(ValueError, match=r"proc_bind length \(1\) must equal procs_per_host \(2\)"):
         site.hosts.spawn_procs({"gpus": 2}, proc_bind=[{"cpus": "0"}])
     with pytest.raises(
         ValueError, match="proc_bind has no key 'cpu'; there are cpunodebind, cpus, membind, physcpubind"

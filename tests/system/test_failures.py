@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import queue
 import signal
 import socket
@@ -244,7 +245,7 @@ def test_a_call_fails_at_the_first_failure_and_names_who_still_runs(spawn: Spawn
     assert isinstance(got, ValueError) and got.rank == 0
     assert [(rank, type(error.original)) for rank, error in got.others] == [(2, ValueError)]
     assert got.running == (1, 3)
-    assert "also failed: rank 2: ValueError: rank 2 fails" in str(got)
+    assert re.search(r"also failed: rank 2 on \S+ \(pid \d+\): ValueError: rank 2 fails", str(got))
     assert "still running: ranks 1, 3" in str(got)
     behind = mesh.echo.call("next")
     assert mesh.slice(gpus=0).echo.call_one("free").get(timeout=WAIT) == "free"
@@ -522,7 +523,7 @@ def test_a_failure_seen_in_an_endpoint_does_not_fail_the_owner(site: Any, faults
 
 
 @pytest.mark.parametrize("where", ["in get", "elsewhere"])
-def test_the_default_hook_writes_a_report_and_interrupts_the_script(site: Any, run_script: Any, where: str) -> None:
+def test_the_default_hook_writes_a_report_and_ends_the_script(site: Any, run_script: Any, where: str) -> None:
     source = (
         SITE
         + """
@@ -536,12 +537,13 @@ try:
         mesh.slice(gpus=0).sleep.call_one(60).get()
     else:
         threading.Event().wait(60)
-except KeyboardInterrupt:
-    print("interrupted")
+except SystemExit as end:
+    print(f"ends with {end.code}")
+    raise
 """
     )
-    script = run_script(source, site.name, where, env={"ROOST_FAULT_GRACE": "0.1"})
-    assert script.out == "interrupted\n"
+    script = run_script(source, site.name, where, code=1, env={"ROOST_FAULT_GRACE": "0.1"})
+    assert script.out == "ends with 1\n"
     assert "a failure that nobody handled" in script.err
     assert "mesh 'faulty', ranks [1]" in script.err and "ValueError: nobody looks" in script.err
     assert script.err.count("a failure that nobody handled") == 1

@@ -136,19 +136,12 @@ def test_options_of_the_wrong_kind_are_refused_at_the_call(options: dict[str, An
         this_host().spawn_procs(**options)
 
 
-def test_a_future_an_endpoint_called_bare_and_a_generator_get_a_sentence(site: Any) -> None:
+def test_a_future_and_an_endpoint_called_bare_get_a_sentence(site: Any) -> None:
     player = site.spawn_procs(2).spawn("player", Player).slice(gpus=0)
     with pytest.raises(TypeError, match="a Future cannot be sent"):
         player.echo.call_one(player.echo.call_one(1))
     with pytest.raises(TypeError, match=r"\.echo\.call\("):
         player.echo(1)
-    with pytest.raises(TypeError, match="yields"):
-
-        class Streamer(Actor):
-            @endpoint
-            def items(self):  # type: ignore[no-untyped-def]
-                yield 1
-
 
 def test_a_stopped_mesh_stays_stopped_for_those_it_was_sent_to(site: Any) -> None:
     procs = site.spawn_procs(2)

@@ -4,36 +4,127 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pytest
-from troupe import Player
+from troupe import Mixed, Player
 
 PATIENCE = 60
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+MiB = 1 << 20
 
 
-def test_spawning_and_stopping_leaves_nothing_however_often(site: Any) -> None:
-    def once() -> None:
-        procs = site.spawn_procs(4)
-        assert procs.spawn("player", Player).echo.call(1).get(PATIENCE).values() == [1] * 4
+@dataclass(frozen=True)
+class Holding:
+    """What one process holds."""
+
+    command: str
+    resident: int
+    descriptors: int
+    threads: int
+
+
+def look() -> dict[int, Holding]:
+    """Every process of the job by pid: this one, its agents, their zygotes, the workers."""
+    me = psutil.Process()
+    return {
+        process.pid: Holding(
+            " ".join(process.cmdline()[-2:]), process.memory_info().rss, process.num_fds(), process.num_threads()
+        )
+        for process in [me, *me.children(recursive=True)]
+    }
+
+
+def soak(once: Callable[[int], None], rounds: int, warm: int, growth: int) -> None:
+    """`rounds` after `warm`: no process more, none that holds more but for `growth` bytes of memory."""
+    for number in range(warm):
+        once(number)
+    before = look()
+    begin = time.monotonic()
+    for number in range(rounds):
+        once(number)
+    seconds = time.monotonic() - begin
+    after = look()
+    print(f"\n{rounds} rounds, {seconds / rounds * 1e3:.2f} ms each")
+    for pid, holding in after.items():
+        grown = holding.resident - before[pid].resident if pid in before else 0
+        print(f"  {pid}: {holding.resident / MiB:.1f} MiB resident, {grown / MiB:+.1f}; {holding.command}")
+    assert after.keys() == before.keys(), "as many processes as before, and the same"
+    for pid, holding in after.items():
+        assert (holding.descriptors, holding.threads) == (before[pid].descriptors, before[pid].threads), holding
+        assert holding.resident - before[pid].resident < growth, f"{holding} held {before[pid].resident} bytes"
+
+
+@pytest.mark.parametrize("cls", [Player, Mixed])
+def test_actors_that_come_and_go_on_standing_processes_leave_nothing(site: Any, cls: type) -> None:
+    """A worker remembers how its last 10,000 actors ended (some 600 bytes each), so that late calls learn why."""
+    procs = site.spawn_procs(2)
+    standing = procs.spawn("standing", Player)
+
+    def once(number: int) -> None:
+        mesh = procs.spawn("player", cls)
+        assert mesh.echo.call(number).get(PATIENCE).values() == [number] * 2
+        mesh.stop().get(PATIENCE)
+
+    soak(once, 10_000, 1_000, growth=10 * MiB)
+    assert standing.echo.call("stands").get(PATIENCE).values() == ["stands"] * 2
+
+
+def test_actors_that_actors_spawn_and_stop_leave_nothing(site: Any) -> None:
+    procs = site.spawn_procs(2)
+    spawner = procs.slice(gpus=0).spawn("spawner", Player)
+    caller = procs.slice(gpus=1).spawn("caller", Player)
+
+    def once(number: int) -> None:
+        """One actor spawns, another, of another process, calls too, and the first stops."""
+        assert spawner.apply.call_one(spawn_call_stop, procs, caller, number).get(PATIENCE) == [number] * 2
+
+    soak(once, 3_000, 300, growth=6 * MiB)
+
+
+def spawn_call_stop(procs: Any, caller: Any, number: int) -> list[int]:
+    mesh = procs.spawn("inner", Player)
+    try:
+        assert caller.call_other.call_one(mesh, number).get(PATIENCE) == [number] * 2
+        answers: list[int] = mesh.echo.call(number).get(PATIENCE).values()
+        return answers
+    finally:
+        mesh.stop().get(PATIENCE)
+
+
+def test_processes_that_come_and_go_leave_nothing(site: Any) -> None:
+    """The last 1,024 processes that ended are remembered (some 3 KB each), so that late calls learn why."""
+
+    def once(number: int) -> None:
+        procs = site.hosts.spawn_procs({"gpus": 4 // site.agents})
+        mesh = procs.spawn("player", Player)
+        assert mesh.echo.call(number).get(PATIENCE).values() == [number] * 4
         procs.stop().get(PATIENCE)
 
-    for _ in range(5):
-        once()
-    process = psutil.Process()
-    before = open_descriptors(), threading.active_count(), len(process.children(recursive=True))
-    memory = process.memory_info().rss
-    for _ in range(200):
-        once()
-    assert (open_descriptors(), threading.active_count(), len(process.children(recursive=True))) == before
-    assert process.memory_info().rss < memory + (64 << 20)
+    soak(once, 200, 20, growth=8 * MiB)
+
+
+def test_killed_processes_leave_nothing(site: Any) -> None:
+    standing = site.spawn_procs(2).spawn("standing", Player)
+
+    def once(number: int) -> None:
+        procs = site.hosts.spawn_procs({"gpus": 2 // site.agents})
+        mesh = procs.spawn("player", Player)
+        pids = mesh.pid.call().get(PATIENCE).values()
+        pending = mesh.sleep.stream(PATIENCE)
+        for pid in pids:
+            os.kill(pid, 9)
+        assert all("SIGKILL" in str(future.exception(PATIENCE)) for future in pending)
+        procs.stop().get(PATIENCE)
+        assert standing.echo.call(number).get(PATIENCE).values() == [number] * 2
+
+    soak(once, 100, 20, growth=8 * MiB)
 
 
 def test_a_million_calls_are_answered_in_order(site: Any) -> None:
@@ -45,7 +136,7 @@ def test_a_million_calls_are_answered_in_order(site: Any) -> None:
     for round_ in range(100):
         futures = [echo.call_one((round_, number)) for number in range(10_000)]
         assert [future.get(PATIENCE) for future in futures] == [(round_, number) for number in range(10_000)]
-    assert process.memory_info().rss < memory + (128 << 20)
+    assert process.memory_info().rss < memory + 128 * MiB
 
 
 def test_threads_that_wait_at_the_same_time_each_get_their_own_answers(site: Any) -> None:

@@ -188,8 +188,13 @@ def test_others_and_running_ranks_are_named_a_few_at_most() -> None:
     got = travelled(ValueError("v"))
     got.others = ((5, travelled(KeyError("k"))),)
     got.running = tuple(range(20))
-    assert "also failed: rank 5: KeyError: 'k'" in str(got)
-    assert "still running: ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more" in str(got)
+    assert "also failed: rank 5 on n7 (pid 123): KeyError: 'k'" in str(got)
+    assert "still running: ranks 0-19" in str(got)
+    got.running = tuple(range(0, 40, 2))
+    assert "still running: ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more" in str(got)
+    got.others = tuple((rank, travelled(KeyError("k"))) for rank in range(4, 11))
+    assert "also failed: 7 ranks (4-10) on n7 (pid 123): KeyError: 'k'" in str(got)
+    assert got.errors[3] is got and len(got.errors) == 8
 
 
 def test_failures_form_the_tree_that_users_catch() -> None:

@@ -54,9 +54,9 @@ def test_item_takes_exactly_one_value() -> None:
     assert mesh.slice(hosts=slice(1, 2), gpus=slice(2, 3)).item() == 5
     with pytest.raises(ValueError, match=r"one value of \{hosts: 2, gpus: 3\}; still to be chosen: \{gpus"):
         mesh.item(hosts=0)
-    with pytest.raises(TypeError, match="no dimension 'rank'; there are 'hosts', 'gpus'"):
+    with pytest.raises(TypeError, match="Shape does not have dimension labeled 'rank'; there are 'hosts', 'gpus'"):
         mesh.item(rank=0)
-    with pytest.raises(IndexError, match="index 2 is out of range for dimension 'hosts', which has size 2"):
+    with pytest.raises(IndexError, match="index out of range: 2 in dimension 'hosts', which has size 2"):
         mesh.item(hosts=2, gpus=0)
 
 
@@ -180,3 +180,10 @@ def test_points_of_a_result_are_keys() -> None:
 def test_the_examples_in_docstrings_hold() -> None:
     results = doctest.testmod(valuemesh)
     assert results.attempted and not results.failed
+
+
+def test_zip_pairs_the_values_of_one_member() -> None:
+    one, two = ValueMesh(Extent.of(gpus=2), "ab"), ValueMesh(Extent.of(gpus=2), [1, 2])
+    assert one.zip(two, two).values() == [("a", 1, 1), ("b", 2, 2)]
+    with pytest.raises(ValueError, match="cannot be zipped"):
+        one.zip(ValueMesh(Extent.of(gpus=3), range(3)))

@@ -1,0 +1,139 @@
+"""Streaming: endpoints that yield. Items are sent as they are made, a window of them ahead of what the caller took."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any
+
+from .answers import GONE, Ended
+from .calls import WANTS_ITEMS
+from .context import Message
+from .endpoint import EndpointInfo
+from .errors import MeshFailure
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+
+class Stream:
+    """One running call of a generator: what was sent of it, and how much more the caller allows."""
+
+    def __init__(self, cell: Cell, message: Message) -> None:
+        self.cell = cell
+        self.message = message
+        self.sent = 0
+        self._room = threading.Condition(threading.Lock())
+
+    def __repr__(self) -> str:
+        return f"<Stream of {self.message.method}: {self.sent} sent, {self.message.window} allowed>"
+
+    def __enter__(self) -> Stream:
+        if self.message.task is None:
+            self.message.task = self
+        self.cell.streams[self.message.key] = self
+        self.cell.watch(self.message.peer)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.cell.streams.pop(self.message.key, None)
+
+    def more(self, total: int) -> None:
+        """The caller has taken some: `total` items may have been sent by now. From any thread."""
+        if total > self.message.window:
+            self.message.window = total
+            self.wake()
+
+    def cancel(self, message: Message) -> None:
+        """Nobody waits for it any more; it has been woken, and looks itself."""
+
+    def wake(self) -> None:
+        """Something has changed for whoever waits for room. From any thread."""
+        with self._room:
+            self._room.notify_all()
+
+    def wait(self) -> None:
+        """Wait in this thread until the next item may be made; raises Ended when it is not wanted."""
+        message = self.message
+        with self._room:
+            while self.sent >= message.window and not message.over:
+                self._room.wait(message.remaining)
+        self.check()
+
+    def check(self) -> None:
+        """Raise Ended when nobody waits for the items any more."""
+        if self.message.over:
+            raise Ended(f"its generator was closed after {self.sent} items")
+
+    def send(self, item: Any) -> None:
+        """Send one item."""
+        try:
+            self.cell.send_item(self.message, item)
+        except MeshFailure:
+            self.message.cancelled = self.message.cancelled or GONE
+            self.check()
+        self.sent += 1
+
+
+class TaskStream(Stream):
+    """The same on an event loop."""
+
+    def __init__(self, cell: Cell, message: Message) -> None:
+        super().__init__(cell, message)
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._changed.set)
+        except RuntimeError:  # closed: the actor has ended
+            return
+
+    async def changed(self) -> None:
+        """Wait until the next item may be made."""
+        while self.sent >= self.message.window and not self.message.over:
+            self._changed.clear()
+            if self.sent >= self.message.window:
+                await self._changed.wait()
+        self.check()
+
+
+def run(cell: Cell, message: Message, info: EndpointInfo) -> Any:
+    """Run a generator in this thread. What its caller gets in the end: all items, or what it returned."""
+    args, kwargs = message.arguments()
+    with closing(info.function(cell.instance, *args, **kwargs)) as generator, Stream(cell, message) as stream:
+        del args, kwargs
+        items: list[Any] = []
+        wanted = message.flags & WANTS_ITEMS
+        while True:
+            if wanted:
+                stream.wait()
+            else:
+                stream.check()
+            try:
+                item = next(generator)
+            except StopIteration as end:
+                return end.value if wanted else items
+            if wanted:
+                stream.send(item)
+            else:
+                items.append(item)
+            del item
+
+
+async def run_async(cell: Cell, message: Message, info: EndpointInfo) -> Any:
+    """The same for an `async def` generator, in the task of its call."""
+    args, kwargs = message.arguments()
+    generator = info.function(cell.instance, *args, **kwargs)
+    del args, kwargs
+    async with aclosing(generator):
+        if not message.flags & WANTS_ITEMS:
+            return [item async for item in generator]
+        with TaskStream(cell, message) as stream:
+            await stream.changed()
+            async for item in generator:
+                stream.send(item)
+                del item
+                await stream.changed()
+    return None
