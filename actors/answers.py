@@ -114,6 +114,9 @@ class Answers:
         flags = message.flags
         if not flags & WANTS_ANSWER:
             return
+        if message.deadline is not None and message.over:
+            self.too_late(message, "it returned too late")
+            return
         peer = message.peer
         packed = pack_for((peer.proc_id,), None if flags & NO_VALUE else value, "return value")
         if self.waiting.pop((peer.proc_id, message.call_id), None) is None:
@@ -193,6 +196,17 @@ class Answers:
             envelope = f.packb(fields)
         self.node.post(message.peer, f.ERROR, envelope, body, rank=message.rank)
 
+    def too_late(self, message: Message, how: str) -> None:
+        """Answer a call that has been cancelled, or whose deadline has passed.
+
+        In the latter case its caller looks at what each rank does, which an answer would disturb, and then cancels it:
+        the answer waits for that.
+        """
+        if message.cancelled is None:
+            message.task = _Late(how)
+        if message.cancelled is not None:
+            self.answer_cancelled(message, how)
+
     def answer_cancelled(self, message: Message, how: str) -> None:
         """Say what became of a call that nobody waits for: `how` begins with "it" or "its"."""
         if message.cancelled == THE_END:
@@ -204,6 +218,18 @@ class Answers:
             how = how or "it was never started"
             text = f"{self.name}.{message.method} was cancelled: {how}"
             self.answer_error(message, SupervisionError(text), cancelled=how)
+
+
+class _Late:
+    """Stands for a call that has ended past its deadline."""
+
+    __slots__ = ("how",)
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def cancel(self, message: Message) -> None:
+        message.cell.answer_cancelled(message, self.how)
 
 
 def cancel_soon(task: asyncio.Task[Any]) -> None:

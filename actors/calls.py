@@ -203,15 +203,22 @@ class _Call(Led):
         self.set_exception(error)
 
     def _hold(self, failure: Any) -> None:
-        """This future will raise a failure: whoever asks for its value has then heard of it."""
-        if failure is not None and not self.done():
-            self._failure = failure if self._failure is None else _Both(self._failure, failure)
-            failure.hold()
+        hold(self, failure)
+
+    def _gone(self, peer: Peer, fields: list[Any]) -> Any:
+        """The failure of which an answer tells that says that the actor is gone."""
+        gone = isinstance(fields[5], dict) and fields[5].get("gone")
+        return self.node.failure_of(fields[2], peer.proc_id) if gone else None
 
     def _hold_gone(self, peer: Peer, fields: list[Any]) -> None:
-        """The answer says that the actor is gone."""
-        if isinstance(fields[5], dict) and fields[5].get("gone"):
-            self._hold(self.node.failure_of(fields[2], peer.proc_id))
+        self._hold(self._gone(peer, fields))
+
+
+def hold(future: Future[Any], failure: Any) -> None:
+    """This future will raise a failure: whoever asks for its value has then heard of it."""
+    if failure is not None and not future.done():
+        future._failure = failure if future._failure is None else _Both(future._failure, failure)
+        failure.hold()
 
 
 class _ByRank(Future[dict[int, str]]):

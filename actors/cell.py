@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import hooks
-from .answers import PAST_DEADLINE, QUICK, Answers, Ended
+from .answers import QUICK, Answers, Ended
 from .calls import MANY, WANTS_ANSWER
 from .context import Message, enter
 from .endpoint import EndpointInfo, endpoints_of, undecorated
@@ -173,13 +173,10 @@ class Cell(Answers):
             message = get()
             while self.urgent:
                 self.urgent.popleft()()
-            if self.state == FAILED:
-                self.backlog.append(message)  # to be refused
+            if self.state == FAILED or message is _STOP:
                 break
             if message is None:
                 continue
-            if message is _STOP:
-                break
             self.now = message
             self.handle_sync(message)
             message = self.now = None  # its buffers must not outlive it until the next one comes
@@ -221,7 +218,7 @@ class Cell(Answers):
         """Count the message as consumed; None when it is not to be run."""
         peer = message.peer
         if peer is None:  # a batch: its messages are taken when it begins
-            return self.endpoints[message.method]
+            return self.endpoints[message.method]  # type: ignore[unreachable]
         if peer.granting_for(self.actor_id).consumed(message.nbytes) and (
             not message.flags & WANTS_ANSWER or self.intake is not None
         ):
@@ -229,8 +226,7 @@ class Cell(Answers):
         self.handled += 1
         message.running = True  # before the look at `cancelled`: `give_up` writes and looks the other way round
         if (message.cancelled is not None or message.deadline is not None) and message.over:
-            message.cancelled = message.cancelled or PAST_DEADLINE
-            self.answer_cancelled(message, "")
+            self.too_late(message, "")
             return None
         info = self.endpoints.get(message.method) or self.method(message.method)
         if info is None:
@@ -283,8 +279,7 @@ class Cell(Answers):
         """An endpoint raised: the caller gets it; where there is no caller, the actor fails."""
         self.leave_fork(error)
         if isinstance(error, CallCancelled | asyncio.CancelledError) and message.over:
-            message.cancelled = message.cancelled or PAST_DEADLINE
-            self.answer_cancelled(message, _how(error))
+            self.too_late(message, _how(error))
             return
         self.failed += 1
         if message.flags & WANTS_ANSWER:

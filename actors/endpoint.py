@@ -75,7 +75,7 @@ class EndpointDefinition(Generic[P, R]):
             raise TypeError(f"endpoint {function.__qualname__} takes no `self`")
         skip = 2 if explicit_response_port else 1
         self.signature = inspect.signature(function).replace(parameters=parameters[skip:])
-        if batch:
+        if batch > 0:
             self.signature = _of_one(function, self.signature)
         self._free = (
             all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in self.signature.parameters.values())

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .cell import Cell
 
 NEVER = float("inf")
-# Seconds past the deadline. It is the caller's own; it looks first at what runs here, then cancels, and this end acts by
-# itself only when that word does not come.
+# Seconds past the deadline. It is the caller's own; it looks first at what runs here, then cancels, and this end acts
+# by itself only when that word does not come.
 GRACE = 1.5
 _APART = 0.002  # seconds between two looks
 

@@ -180,44 +180,47 @@ class Port(Generic[R]):
         sent; without it a lock is released."""
         node = _node()
         peer = node.peer_at(self._where)
-        if self._limit != UNCOUNTED:
-            fields[2] |= COUNTED
-        envelope = f.packb(fields)
-
-        def post() -> None:
-            node.post(peer, f.POST, envelope, body, rank=rank)
-
         try:
             if self._limit == UNCOUNTED:
-                post()
+                node.post(peer, f.POST, f.packb(fields), body, rank=rank)
                 return None
-            return self._post_counted(node, peer, body.nbytes, post, wake)
+            if self._port_id in _closed:
+                return None
+            fields[2] |= COUNTED
+            with peer.lock:  # credit and number are taken together, so that nothing that waits is overtaken
+                account = peer.credit.get(self._port_id) or self._account(peer)
+                decision = account.admit(body.nbytes)
+                if decision == SEND:
+                    node.post(peer, f.POST, f.packb(fields), body, rank=rank)
+                    return None
+                if peer.dead is not None:
+                    raise peer.dead
+                return self._park(node, peer, account, decision, f.packb(fields), body, rank, wake)
         except MeshFailure:
             if self.return_undeliverable:
                 raise
             return None
 
-    def _post_counted(
-        self, node: Node, peer: Peer, nbytes: int, post: Callable[[], object], wake: Callable[[], object] | None
+    def _park(
+        self,
+        node: Node,
+        peer: Peer,
+        account: CreditSender,
+        decision: int,
+        envelope: bytes,
+        body: bodies.Body,
+        rank: int,
+        wake: Callable[[], object] | None,
     ) -> tuple[Peer, CreditSender, _Parked] | None:
-        if self._port_id in _closed:
-            return None
+        """There is no credit: have the message wait, or refuse it. Under the peer's lock."""
         waits = self._policy == "block"
-        with peer.lock:  # credit and number are taken together, so that nothing that waits is overtaken
-            account = peer.credit.get(self._port_id) or self._account(peer)
-            decision = account.admit(nbytes)
-            if decision == SEND:
-                post()
-                return None
-            if peer.dead is not None:
-                raise peer.dead
-            loop = waits and wake is None and (asyncio._get_running_loop() is not None or node.io.inside())
-            if decision == BUSY or loop:
-                hint = "in a coroutine use `await port.asend(...)`" if loop else "send less, or receive faster"
-                raise Busy(f"the channel to {self._where.name} is full: {self._full(account)}; {hint}")
-            parked = _Parked(post, wake)
-            account.park(parked, nbytes)
-            return (peer, account, parked) if waits else None
+        loop = waits and wake is None and (asyncio._get_running_loop() is not None or node.io.inside())
+        if decision == BUSY or loop:
+            hint = "in a coroutine use `await port.asend(...)`" if loop else "send less, or receive faster"
+            raise Busy(f"the channel to {self._where.name} is full: {self._full(account)}; {hint}")
+        parked = _Parked(lambda: node.post(peer, f.POST, envelope, body, rank=rank), wake)
+        account.park(parked, body.nbytes)
+        return (peer, account, parked) if waits else None
 
     def _full(self, account: CreditSender) -> str:
         seen = account.statistics()

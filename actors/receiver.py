@@ -92,6 +92,8 @@ class _Arrival(Future[Any]):
         super().add_done_callback(callback)
 
     def _wait(self, timeout: float | None) -> bool:
+        if self._receiver._mailbox.claim(self, wait=False):
+            return True
         try:
             came = super()._wait(timeout)
         except BaseException:  # Ctrl-C, maybe as the message came
@@ -173,12 +175,14 @@ class Mailbox:
             if peer is not None:
                 self._account(peer)
             self._arrived.append(_Item(self._received, rank, raw, peer, nbytes))
-            self._serve(granted)
+            if self._readers:
+                self._serve(granted)
             if self._policy == "drop_oldest" and self._limit is not None:
                 while len(self._arrived) > self._limit:
                     self._dropped += 1
                     self._consumed(self._arrived.popleft(), granted)
-        self._tell(granted)
+        if granted:
+            self._tell(granted)
         if self._once:
             self.close()
 
@@ -221,25 +225,25 @@ class Mailbox:
                 items.append(self._returned.popleft())
             self._arrived = deque(sorted(items, key=lambda item: item.number))
 
-    def claim(self, reader: _Arrival, *, wait: bool = True) -> None:
-        """Give the reader the next message, or (`wait`) a place behind those that wait for one."""
+    def claim(self, reader: _Arrival, *, wait: bool = True) -> bool:
+        """Give the reader the next message, or (`wait`) a place behind those that wait; True when it is settled."""
         if reader._state != _PENDING:
-            return
+            return True
         granted: set[Peer] = set()
-        closed = False
         with self._lock:
-            self._serve(granted)
+            if self._readers or self._returned:
+                self._serve(granted)
             if not reader._waits and reader._state == _PENDING:
                 if self._arrived:
                     self._hand(reader, granted)
                 elif self.closed:
-                    closed = True
+                    reader.set_exception(self._why_closed())
                 elif wait:
                     reader._waits = True
                     self._readers.append(reader)
-        self._tell(granted)
-        if closed:
-            reader.set_exception(self._why_closed())
+        if granted:
+            self._tell(granted)
+        return reader._state != _PENDING
 
     def withdraw(self, reader: _Arrival) -> None:
         """It waits no more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from .answers import GONE, Ended
 from .calls import WANTS_ITEMS
@@ -29,7 +29,7 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream of {self.message.method}: {self.sent} sent, {self.message.window} allowed>"
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         if self.message.task is None:
             self.message.task = self
         self.cell.streams[self.message.key] = self

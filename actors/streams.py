@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from .calls import Led, _Call, about_call, decode_answer
+from .calls import Led, _Call, about_call, decode_answer, hold
 from .errors import CallCancelled
 from .future import Future
 from .node import Node
@@ -71,9 +71,8 @@ class StreamCall(_Call):
             return
         if 0 <= rank < len(self.peers) and rank not in self.gone and self.peers[rank] is peer:
             answer = (kind, rank, fields, *self.node.open_body(fields[0], body))
-            if kind == f.ERROR:
-                self._hold_gone(peer, fields)
-            self._arrived(rank, lambda future: future.set_raw(answer))
+            failure = self._gone(peer, fields) if kind == f.ERROR else None
+            self._arrived(rank, lambda future: future.set_raw(answer), failure)
 
     def lost(self, peer: Peer, error: Exception) -> None:
         for rank, member in enumerate(self.peers):
@@ -84,13 +83,14 @@ class StreamCall(_Call):
         """A rank will never answer."""
         if rank not in self.gone:
             told = about_call(error, f"{self.about} at rank {rank}", rank)
-            self._arrived(rank, lambda future: future.set_exception(told))
+            self._arrived(rank, lambda future: future.set_exception(told), getattr(error, "_roost_failure", None))
 
-    def _arrived(self, rank: int, complete: Callable[[RankFuture], object]) -> None:
+    def _arrived(self, rank: int, complete: Callable[[RankFuture], object], failure: Any) -> None:
         self.gone.add(rank)
         future = self.futures[self.next]
         self.next += 1
         future.rank = rank
+        hold(future, failure)
         if self.next == len(self.futures):
             self._unregister()
             self.set_result(None)
@@ -117,7 +117,7 @@ class _Next(Led):
         self.call._flush()
 
     def _decode(self, raw: Any) -> Any:
-        rank, answer = raw
+        rank, answer, _ = raw
         if isinstance(answer, Exception):
             raise answer
         return rank, decode_answer(*answer)
@@ -133,7 +133,7 @@ class ItemCall(_Call):
         self.actor = actor
         self.window = window
         self.guard = threading.Lock()
-        self.arrived: deque[Any] = deque()  # (rank, answer or exception), or the end
+        self.arrived: deque[Any] = deque()  # (rank, answer or exception, the failure it tells of), or the end
         self.waiting: deque[_Next] = deque()
         self.ended: set[int] = set()
         self.taken = [0] * len(peers)
@@ -146,13 +146,13 @@ class ItemCall(_Call):
         super()._settled()
         if self.cancelled():
             error = self._value
-            self._put((0, error) if not isinstance(error, CallCancelled) else _END)
+            self._put((0, error, None) if not isinstance(error, CallCancelled) else _END)
             self._put(_END)
 
     def item(self, peer: Peer, rank: int, fields: list[Any], body: Any) -> None:
         opened = self.node.open_body(fields[0], body)
         if 0 <= rank < len(self.peers) and self.peers[rank] is peer and not self.cancelled():
-            self._put((rank, (f.REPLY, rank, fields, *opened)))
+            self._put((rank, (f.REPLY, rank, fields, *opened), None))
 
     def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
         if not 0 <= rank < len(self.peers) or rank in self.ended or self.peers[rank] is not peer:
@@ -164,7 +164,7 @@ class ItemCall(_Call):
             self._note_cancelled(rank, fields)
         elif kind == f.ERROR:
             self._hold_gone(peer, fields)
-            self._put((rank, (kind, rank, fields, *opened)))
+            self._put((rank, (kind, rank, fields, *opened), self._gone(peer, fields)))
         self._end(rank)
 
     def lost(self, peer: Peer, error: Exception) -> None:
@@ -175,8 +175,9 @@ class ItemCall(_Call):
     def rank_lost(self, rank: int, error: Exception) -> None:
         """A rank will send no more."""
         if rank not in self.ended:
-            self._hold(getattr(error, "_roost_failure", None))
-            self._put((rank, about_call(error, f"{self.about} at rank {rank}", rank)))
+            failure = getattr(error, "_roost_failure", None)
+            self._hold(failure)
+            self._put((rank, about_call(error, f"{self.about} at rank {rank}", rank), failure))
             self._end(rank)
 
     def _end(self, rank: int) -> None:
@@ -217,7 +218,10 @@ class ItemCall(_Call):
 
 
 def _hand(future: _Next, entry: Any) -> bool:
-    return future.set_result(_END) if entry is _END else future.set_raw(entry)
+    if entry is _END:
+        return future.set_result(_END)
+    hold(future, entry[2])
+    return future.set_raw(entry)
 
 
 class ItemStream(Generic[T]):

@@ -11,6 +11,7 @@ from .endpoints import CallOptions, MeshEndpoint
 from .hostloop import run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 from .hostmesh import HostMesh
 from .local import shutdown, this_host, this_proc
+from .logs import LogFile
 from .naming import NameTaken, NameUnknown, find, get_or_spawn_controller, lookup, names, publish, unpublish
 from .procmesh import ProcMesh
 from .restart import RestartPolicy
@@ -26,6 +27,7 @@ __all__ = [
     "CallOptions",
     "Extent",
     "HostMesh",
+    "LogFile",
     "MeshEndpoint",
     "NDSlice",
     "NameTaken",

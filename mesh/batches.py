@@ -111,10 +111,10 @@ class _Map(Future[list[Any]]):
             return values
         first = failures[0][1]
         if isinstance(first, ActorError | MeshFailure):
-            told = {id(first)}  # a chunk that failed as a whole has one error for all of its items
-            first.others = tuple(
-                (index, error) for index, error in failures if not (id(error) in told or told.add(id(error)))
-            )
+            once = {
+                id(error): (index, error) for index, error in reversed(failures)
+            }  # a chunk that failed has one error
+            first.others = tuple(sorted(once.values(), key=lambda item: item[0])[1:])
         raise first
 
 

@@ -39,16 +39,17 @@ class BootstrapCommand:
     inherit_env: bool = True
 
     def __post_init__(self) -> None:
-        if self.arg0 is not None and not isinstance(self.arg0, str):  # (program, args, env) by position
-            if self.args and not isinstance(self.args, Mapping):
-                raise TypeError(f"arg0 is the name that {self.program!r} is told, not {self.arg0!r}")
-            if self.args:
-                object.__setattr__(self, "env", self.args)
-            object.__setattr__(self, "args", self.arg0)
+        arg0: Any = self.arg0
+        args: Any = self.args
+        if arg0 is not None and not isinstance(arg0, str):  # (program, args, env) by position
+            if args and not isinstance(args, Mapping):
+                raise TypeError(f"arg0 is the name that {self.program!r} is told, not {arg0!r}")
+            object.__setattr__(self, "env", args or self.env)
             object.__setattr__(self, "arg0", None)
-        if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
-            raise TypeError(f"args is a sequence of strings, not {self.args!r}")
-        object.__setattr__(self, "args", tuple(self.args))
+            args = arg0
+        if isinstance(args, str) or not all(isinstance(arg, str) for arg in args):
+            raise TypeError(f"args is a sequence of strings, not {args!r}")
+        object.__setattr__(self, "args", tuple(args))
         object.__setattr__(self, "env", dict(self.env or {}))
         check_env(self.env)
 

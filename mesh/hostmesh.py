@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from ..actors import bodies
 from ..actors.calls import request
 from ..actors.context import current_message, current_owner
 from ..actors.errors import ActorStopped, MeshFailure
 from ..actors.future import Future
-from ..actors.policy import WORKER_SETUP, policy
+from ..actors.policy import policy
 from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import current_runtime
 from ..actors.supervision import Owned
-from ..actors.wire import pickling
-from ..actors.wire.definitions import DEFINITIONS
 from .attached import AttachedHosts
 from .commands import BootstrapCommand, Command, check_bindings, check_options, commands_of
 from .detached import current_root, is_detached
@@ -30,12 +26,14 @@ from .restart import RestartPolicy
 from .shape import Extent, MeshTrait, Shape
 from .spawning import (
     Starter,
-    changed_environment,
+    common_options,
     default_name,
     default_preload,
+    end_agent,
     import_path,
     member,
     remember_environment,
+    with_bootstrap,
 )
 
 __all__ = ["BootstrapCommand", "HostMesh", "HostRef", "default_preload", "import_path", "remember_environment"]
@@ -173,15 +171,8 @@ class HostMesh(MeshTrait):
         check_options(per_host, bootstrap, bootstrap_command, env, preload)
         hosts = revived(self._usable())
         detached = is_detached(lifetime, name, restart, hosts)
-        per_host = dict(per_host or {})
-        overlap = [label for label in per_host if label in self.extent.labels]
-        if overlap:
-            raise ValueError(
-                f"per_host repeats the dimension {overlap[0]!r} of the hosts, {self.extent}: name it otherwise"
-            )
-        local = Extent(per_host)
+        local, extent = self._with_procs(per_host)
         check_bindings(proc_bind, local.nelements)
-        extent = Extent([*self.extent.labels, *local.labels], [*self.extent.sizes, *local.sizes])
         commands = commands_of(bootstrap_command, extent)
         node = running_node()
         mesh_name = name or default_name()
@@ -197,22 +188,10 @@ class HostMesh(MeshTrait):
         owner = current_owner(node.proc_id)
         runtime = current_runtime()
         assert runtime is not None and node.ref is not None
-        common = {
-            "env": dict(env or {}),
-            "changed": changed_environment(),
-            "preload": list(preload if preload is not None else default_preload()),
-            "python": python or self._python,
-            "cwd": os.getcwd(),
-            "sys_path": import_path(),
-            "setup": list(WORKER_SETUP),
-            "policy": policy().to_wire(),
-            "root": root.to_wire() if (root := current_root()) is not None else None,
-            "detached": detached,
-        }
-        packed = pickling.pack(bootstrap, "bootstrap") if bootstrap is not None else None
-        if packed is not None and packed.definitions:
-            common["definitions"] = [[content, DEFINITIONS.blob(content)] for content in packed.definitions]
-        body = bodies.inline(packed) if packed is not None else None
+        common = common_options(env, preload, python or self._python)
+        common["root"] = root.to_wire() if (root := current_root()) is not None else None
+        common["detached"] = detached
+        body = with_bootstrap(common, bootstrap)
         starter = Starter(node, hosts, local.nelements, common, members, body)
         if detached:
             started = starter.start(list(enumerate(refs)))
@@ -228,6 +207,16 @@ class HostMesh(MeshTrait):
         if message is not None:
             message.cell.own(mesh)
         return mesh
+
+    def _with_procs(self, per_host: Mapping[str, int] | None) -> tuple[Extent, Extent]:
+        """The extent of one host's processes, and that of all."""
+        local = dict(per_host or {})
+        overlap = [label for label in local if label in self.extent.labels]
+        if overlap:
+            raise ValueError(
+                f"per_host repeats the dimension {overlap[0]!r} of the hosts, {self.extent}: name it otherwise"
+            )
+        return Extent(local), Extent([*self.extent.labels, *local], [*self.extent.sizes, *local.values()])
 
     def resources(self) -> Future[list[dict[str, Any]]]:
         """What each host has: `cpus`, `devices` as (kind, ids)."""
@@ -251,8 +240,12 @@ class HostMesh(MeshTrait):
         return all_of(futures, ignore=(MeshFailure,))
 
     def shutdown(self) -> Future[None]:
-        """End the agents of these hosts, and all that runs under them. The mesh cannot be used after."""
+        """End the agents of these hosts, and all that runs under them; done when they have ended.
+
+        The mesh cannot be used after; shutting it down again does nothing. `this_host()` gives a new one of this
+        machine.
+        """
         node = running_node()
         hosts = [host for host in self._members() if host.agent_id not in _shut_down]
         _shut_down.update(host.agent_id for host in hosts)
-        return all_of([request(node, host.agent(), "shutdown") for host in hosts], ignore=(MeshFailure,))
+        return all_of([end_agent(node, host) for host in hosts])

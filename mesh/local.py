@@ -32,6 +32,7 @@ from ..actors.runtime import Runtime, current_runtime, set_runtime
 from .agent.starting import START_TIMEOUT, make_run_dir, read_ready, start_agent
 from .attaching import Attachments
 from .card import write_job
+from .console import console
 from .homes import Homes
 from .hostmesh import HostMesh, HostRef, default_preload, import_path, remember_environment
 from .identity import identity_of
@@ -111,9 +112,7 @@ class Controller:
         self.node.system["has actor"] = has_actor
         self.node.system.update(REQUESTS)
         watch_exits(self.runtime)
-        from ..controller.output.console import console
-
-        self.output = console()
+        self.output = console(self.node, lambda: [agent.host.agent() for agent in self.agents])
         self.runtime.events["output"] = self.output.arrived
         self.runtime.events["output options"] = self.output.configure
         self.runtime.events["note"] = show_note

@@ -297,16 +297,17 @@ class ProcMesh(MeshTrait):
         Starts at once, whether or not anybody waits for it.
         """
         processes = self._processes
-        if processes.stopping is None:
-            processes.stopped = reason
-            for members in processes.members:
-                members.stopped = members.stopped or reason
-            if processes.owned is not None:
-                processes.owned.stopping = reason
-            if processes.respawner is not None:
-                processes.respawner.stop()
-            processes.stopping = stop_processes(running_node(), processes.refs, reason)
-        return processes.stopping
+        with renewing:
+            if processes.stopping is None:
+                processes.stopped = reason
+                for members in processes.members:
+                    members.stopped = members.stopped or reason
+                if processes.owned is not None:
+                    processes.owned.stopping = reason
+                if processes.respawner is not None:
+                    processes.respawner.stop()
+                processes.stopping = stop_processes(running_node(), processes.refs, reason)
+            return processes.stopping
 
 
 def stop_processes(node: Node, refs: Sequence[ProcRef], reason: str) -> Future[None]:
@@ -320,16 +321,16 @@ def stop_processes(node: Node, refs: Sequence[ProcRef], reason: str) -> Future[N
     by_agent: dict[int, list[ProcRef]] = {}
     for ref in refs:
         by_agent.setdefault(ref.agent_id, []).append(ref)
+    futures = [  # first, so that no agent takes an end that was asked for for a death
+        request(node, agent_peer(node, group[0]), "stop", [ref.proc_id for ref in group], reason, STOP_GRACE, False)
+        for group in by_agent.values()
+    ]
     for ref in refs:
         try:
             # By this process, so that it stands behind its calls.
             tell(node, node.peer_at(ref), "end", reason, STOP_GRACE)
         except MeshFailure:
             continue  # it has ended already
-    futures = [
-        request(node, agent_peer(node, group[0]), "stop", [ref.proc_id for ref in group], reason, STOP_GRACE, False)
-        for group in by_agent.values()
-    ]
     stopped = all_of(futures, ignore=(MeshFailure, RoostError))
     if runtime is not None:
         supervisor = runtime.supervisor

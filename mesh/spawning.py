@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..actors import bodies
@@ -12,13 +12,42 @@ from ..actors.calls import request
 from ..actors.errors import ActorDied, RoostError
 from ..actors.future import Future
 from ..actors.node import Node
+from ..actors.policy import WORKER_SETUP, policy
 from ..actors.refs import ProcRef, new_id
 from ..actors.runtime import current_runtime
 from ..actors.supervision import Failure
+from ..actors.wire import pickling
+from ..actors.wire.definitions import DEFINITIONS
 from .commands import BootstrapCommand, started_by
 from .gather import all_of
 from .hostref import HostRef
 from .procmesh import agent_peer
+
+
+def common_options(
+    env: Mapping[str, str | None] | None, preload: Sequence[str] | None, python: str | None
+) -> dict[str, Any]:
+    """What all processes of a mesh get of this program."""
+    return {
+        "env": dict(env or {}),
+        "changed": changed_environment(),
+        "preload": list(preload if preload is not None else default_preload()),
+        "python": python,
+        "cwd": os.getcwd(),
+        "sys_path": import_path(),
+        "setup": list(WORKER_SETUP),
+        "policy": policy().to_wire(),
+    }
+
+
+def with_bootstrap(common: dict[str, Any], bootstrap: Callable[[], Any] | None) -> bodies.Body | None:
+    """The function that they run first, pickled; what it refers to goes among the common options."""
+    if bootstrap is None:
+        return None
+    packed = pickling.pack(bootstrap, "bootstrap")
+    if packed.definitions:
+        common["definitions"] = [[content, DEFINITIONS.blob(content)] for content in packed.definitions]
+    return bodies.inline(packed)
 
 
 class Starter:
@@ -83,6 +112,27 @@ def spawn_on(
     if not future._when_done(answered):
         answered()
     return all_of([future], make=lambda values: _check(values[0], news))
+
+
+END_TIMEOUT = 15.0  # seconds for an agent that was asked to end
+
+
+def end_agent(node: Node, host: HostRef) -> Future[None]:
+    """Ask an agent to end; done when it has, with all that ran under it, or after 15 s."""
+    ended: Future[None] = Future()
+    asked = request(node, host.agent(), "shutdown")
+
+    def give_up() -> None:
+        ended.set_result(None)
+
+    def answered() -> None:
+        asked.exception()  # it has been heard of: the agent is gone already
+        node.when_dead(host.agent_id, lambda _: ended.set_result(None))
+        node.io.call(node.io.loop.call_later, END_TIMEOUT, give_up)
+
+    if not asked._when_done(answered):
+        answered()
+    return ended
 
 
 class News:

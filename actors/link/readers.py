@@ -16,6 +16,8 @@ come again a millisecond later where it would.
 from __future__ import annotations
 
 import _thread
+import asyncio
+import functools
 import os
 import select
 import signal
@@ -243,12 +245,27 @@ def interrupt_with(error: BaseException) -> None:
     handler = signal.getsignal(signal.SIGINT)
     if not main.is_alive() or main.ident is None or not callable(handler):
         return
-    if handler is _on_interrupt:
+    loop = _loop_of(handler)
+    if handler is _on_interrupt or loop is not None:
         if _ended:
             return
         _ended.append(True)
+    if loop is not None:
+        loop.call_soon_threadsafe(_raise, error)
+        return
+    if handler is _on_interrupt:
         _ending[:] = [error]
     signal.pthread_kill(main.ident, signal.SIGINT)
+
+
+def _loop_of(handler: Any) -> asyncio.AbstractEventLoop | None:
+    """The loop of the `asyncio.run` whose own SIGINT handler this is: it makes a KeyboardInterrupt of any signal."""
+    task = handler.keywords.get("main_task") if isinstance(handler, functools.partial) else None
+    return task.get_loop() if isinstance(task, asyncio.Task) else None
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _interrupt_again(ending: bool) -> None:

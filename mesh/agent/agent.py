@@ -16,7 +16,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ import msgpack
 
 from ...actors.calls import tell
 from ...actors.errors import MeshFailure
-from ...actors.link.address import Address, parse
+from ...actors.link.address import parse
 from ...actors.link.io import IoThread
 from ...actors.link.stream import Link
 from ...actors.node import Node
 from ...actors.peer import Peer
 from ...actors.refs import ProcRef
 from ...actors.runtime import Runtime, set_runtime
+from ...actors.supervision import DYING_WAIT
 from ..card import write_agent
 from ..identity import identity_of
 from ..launch import ExitReport, Launched, Launcher, ProcSpec
@@ -39,7 +39,7 @@ from .dumps import Dumps
 from .hostnames import HostNames
 from .output import OutputTail
 from .specs import worker_spec, zygote_for
-from .starting import remove_stale
+from .starting import advertised_as, listen_at
 from .table import Table
 
 logger = logging.getLogger("roost.agent")
@@ -66,7 +66,7 @@ class Agent:
         self.runtime = Runtime(self.node)
         set_runtime(self.runtime)
         self.launcher = Launcher(
-            self.io.loop, self.run_dir, self._exited, host=config["host"], node_id=config["node_id"]
+            self.io.loop, self.run_dir, self._read_out, host=config["host"], node_id=config["node_id"]
         )
         self.output = OutputTail(self.node, Path(config.get("log_dir") or self.run_dir / "logs"))
         self.dumps = Dumps(self.run_dir, self.launcher.live)
@@ -77,6 +77,7 @@ class Agent:
         self.owned: dict[int, set[int]] = {}  # workers here, by the process that spawned them
         self.detached: set[int] = set()  # workers here that belong to nobody, and live until they are stopped
         self.over = asyncio.Event()
+        self.asked = False  # to end, by a program that lives on, whose own sockets may stand in the run directory
         self._checks: list[Callable[[], None]] = []
         self.node.system.update(
             {
@@ -112,8 +113,8 @@ class Agent:
         unix = self.node.gate.listen(parse(f"unix://{self.run_dir}/{self.node.proc_id:x}.sock"))
         addresses = [str(unix)]
         for wanted in self.config["listen"]:
-            addresses.append(str(self._listen(wanted, ready)))
-        advertised = self._advertised(addresses[-1])
+            addresses.append(str(listen_at(self.node.gate, wanted, ready)))
+        advertised = advertised_as(self.config.get("advertise"), addresses[-1])
         self.node.ref = ProcRef(
             self.node.proc_id,
             self.config["name"],
@@ -139,26 +140,6 @@ class Agent:
         warm.cancel()
         await self.close()
 
-    def _listen(self, wanted: str, ready: int) -> Address:
-        try:
-            address = parse(wanted)
-            if address.scheme == "unix":
-                remove_stale(address.path)
-            return self.node.gate.listen(address)
-        except OSError as error:
-            os.write(
-                ready, msgpack.packb({"error": f"cannot listen at {wanted}: {error.strerror}; take another address"})
-            )
-            raise SystemExit(1) from None
-
-    def _advertised(self, bound: str) -> str:
-        """The address that others are told: as the user wrote it, with the port that was bound."""
-        wanted = self.config.get("advertise")
-        if wanted is None:
-            return bound
-        address = parse(wanted)
-        return str(replace(address, port=address.port or parse(bound).port))
-
     async def _warm_quietly(self) -> None:
         """Have the zygote that the controller will most likely want, before it asks."""
         try:
@@ -181,7 +162,8 @@ class Agent:
         self.output.stop()
         await self._drain()
         self.node.close()
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        if not self.asked:  # whoever started it removes the directory then
+            shutil.rmtree(self.run_dir, ignore_errors=True)
 
     async def _drain(self) -> None:
         """Let the last output leave."""
@@ -319,6 +301,9 @@ class Agent:
         finally:
             self._checks.remove(check)
         await self.launcher.stop(live, GRACE)
+        until = time.monotonic() + 2 * DYING_WAIT
+        while not all(proc_id in self.ended for proc_id in live) and time.monotonic() < until:
+            await asyncio.sleep(0.001)
         return [self.ended[proc_id][0].to_wire() for proc_id in live if proc_id in self.ended]
 
     def signal(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
@@ -342,6 +327,7 @@ class Agent:
 
     def shutdown(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """End this agent, and all that runs under it."""
+        self.asked = True
         node.io.loop.call_later(0.001, self.over.set)
         return True
 
@@ -353,6 +339,16 @@ class Agent:
         return {"cpus": len(os.sched_getaffinity(0)), "devices": [devices.kind, list(devices.ids)]}
 
     # deaths
+
+    def _read_out(self, proc_id: int, report: ExitReport, until: float | None = None) -> None:
+        """A worker has ended: what it had said, and still is in its socket, is passed on before the news."""
+        now = time.monotonic()
+        until = now + DYING_WAIT if until is None else until
+        link = self.node.routing.links.get(proc_id)
+        if link is None or link.closed or now > until:
+            self._exited(proc_id, report)
+        else:
+            self.io.loop.call_later(0.001, self._read_out, proc_id, report, until)
 
     def _exited(self, proc_id: int, report: ExitReport) -> None:
         reason = self.stopping.pop(proc_id, "")

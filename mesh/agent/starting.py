@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 
 from ...actors.errors import RoostError
-from ...actors.link.address import connect_unix
+from ...actors.link.address import Address, connect_unix, parse
+from ...actors.link.gate import Gate
 
 START_TIMEOUT = 60.0  # seconds for an agent to say where it listens, while it lives
 RUN_DIR = "ROOST_RUN_DIR"  # where run directories are made; default: the user's runtime folder, else the temp folder
@@ -37,6 +39,30 @@ def remove_stale(path: str) -> None:
             os.unlink(path)
         except FileNotFoundError:
             return
+
+
+def listen_at(gate: Gate, wanted: str, ready: int) -> Address:
+    """Listen where the user wants it. Where that cannot be, whoever has started the agent is told, and it ends."""
+    try:
+        address = parse(wanted)
+        if address.scheme == "unix":
+            remove_stale(address.path)
+        return gate.listen(address)
+    except OSError as error:
+        os.write(ready, msgpack.packb({"error": f"cannot listen at {wanted}: {error.strerror}; take another address"}))
+        raise SystemExit(1) from None
+
+
+def advertised_as(wanted: str | None, bound: str) -> str:
+    """The address that others are told: as the user wrote it, with the port that was bound.
+
+    >>> advertised_as("tcp://node7:0", "tcp://10.0.0.7:4000")
+    'tcp://node7:4000'
+    """
+    if wanted is None:
+        return bound
+    address = parse(wanted)
+    return str(replace(address, port=address.port or parse(bound).port))
 
 
 def start_agent(config: bytes) -> subprocess.Popen[bytes]:

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from roost.actors import Actor, MeshFailure, Port, endpoint
@@ -25,6 +26,12 @@ class Child(Actor):
         if port is not None:
             port.send(os.getpid())
         time.sleep(seconds)
+
+    @endpoint
+    def drip(self, port: Port[int]) -> Iterator[int]:
+        port.send(os.getpid())
+        time.sleep(60)
+        yield 1
 
     @endpoint
     def fail(self, text: str) -> None:

@@ -1,5 +1,6 @@
 """What an endpoint may be: with a deadline, interruptible, in a lane, a generator, batched, called many times at once,
-no endpoint at all; and how much may wait for it. Sync, async and mixed actors."""
+no endpoint at all; and how much may wait for it. Sync, async and mixed actors.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,14 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def one(spawn: Any) -> Any:
-    """`one(Class)`: a mesh of one."""
-    return lambda cls, *args: spawn(cls, *args, n=1)
+    """`one(Class)`: a mesh of one, that lives."""
+
+    def make(cls: type, *args: Any) -> Any:
+        actor = spawn(cls, *args, n=1)
+        actor.initialized.get(timeout=WAIT)
+        return actor
+
+    return make
 
 
 def caught(future: Any, kind: type[BaseException] = Exception) -> Any:
@@ -111,7 +118,7 @@ def test_a_running_endpoint_learns_that_its_deadline_has_passed(one: Any, Class:
     told, cancelled, remaining = receiver.recv().get(timeout=WAIT)
     assert told == "cancelled" and cancelled and remaining < 0.2
     caught(call, CallTimeout)
-    assert ("task was cancelled" if Class is AsyncOne else "still running") in note_of(call)
+    assert ("task was cancelled" if Class is AsyncOne else "returned too late") in note_of(call)
     assert actor.noted.call_one().get(timeout=WAIT) == []
 
 
@@ -340,6 +347,7 @@ def test_a_flood_never_stops_at_an_actor_that_drops(one: Any, barrier: Any) -> N
         actor.note.broadcast(i)
     until(actor, dropped=5998)
     barrier.open()
+    until(actor, waiting=0, running=0)
     assert actor.noted.call_one().get(timeout=WAIT) == [5998, 5999]
 
 

@@ -48,10 +48,11 @@ hosts = attach_to_workers(sys.argv[1:], timeout=20)
 procs = hosts.spawn_procs({"gpus": 1}, lifetime="job", name="gen")
 guests = procs.spawn("guest", Guest, 10)
 own = procs.spawn("own", Own)
-print(*guests.pid.call().get(timeout=20).values())
 guests.add.call().get(timeout=20)
 own.say.call("first").get(timeout=20)
-own.initialized.get(timeout=20), procs.initialized.get(timeout=20), guests.initialized.get(timeout=20)
+for mesh in (procs, guests, own):
+    mesh.initialized.get(timeout=20)
+print(*guests.pid.call().get(timeout=20).values())
 sys.stdin.readline()
 """
 

@@ -398,6 +398,37 @@ def test_a_host_mesh_that_was_shut_down_is_of_no_use(run_script: Any) -> None:
     assert lines[3] == "True True"
 
 
+def test_this_host_may_be_shut_down_and_taken_anew(run_script: Any) -> None:
+    script = run_script(
+        """
+        from roost import Actor, endpoint, this_host
+
+
+        class Echo(Actor):
+            @endpoint
+            def echo(self, x):
+                return x
+
+
+        if __name__ == "__main__":
+            host = this_host()
+            echo = host.spawn_procs().spawn("e", Echo)
+            print(echo.echo.call_one(1).get(20))
+            host.shutdown().get(10)
+            try:
+                echo.echo.call_one(2).get(20)
+            except RuntimeError:
+                print("gone")
+            try:
+                host.spawn_procs()
+            except RuntimeError as error:
+                print(str(error)[:38])
+            print(this_host().spawn_procs().spawn("e", Echo).echo.call_one(3).get(20))
+        """
+    )
+    assert script.out.splitlines() == ["1", "gone", "HostMesh has already been shut down (h", "3"]
+
+
 def test_shutdown_context_ends_everything_and_a_program_may_start_again(run_script: Any) -> None:
     script = run_script(
         """

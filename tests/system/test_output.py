@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import importlib.util
 import json
 import logging
@@ -19,6 +20,8 @@ import pytest
 from troupe import stop_at
 
 from roost.actors import Actor, Port, endpoint
+from roost.mesh.agent.dumps import find_py_spy
+from roost.mesh.launch import dump
 
 PATIENCE = 30.0
 
@@ -89,6 +92,12 @@ class Sleeper(Actor):
 
     @endpoint
     def keep_the_gil(self, port: Port[str]) -> None:
+        port.send("here")
+        ctypes.PyDLL(None).sleep(3)
+
+    @endpoint
+    def keep_the_gil_without_handler(self, port: Port[str]) -> None:
+        faulthandler.unregister(dump.SIGNAL)
         port.send("here")
         ctypes.PyDLL(None).sleep(3)
 
@@ -175,8 +184,8 @@ def test_the_last_lines_of_a_killed_worker_arrive_even_without_a_line_end(run_sc
             print("died")
         """
     )
-    lines = _lines(script.out)
-    assert lines.index("[t-0] one") + 1 == lines.index("[t-0] two, unfinished")
+    lines = [line for line in _lines(script.out) if line != "died"]
+    assert lines[-2:] == ["[t-0] one", "[t-0] two, unfinished"]
 
 
 def test_a_line_without_end_appears_while_the_worker_runs(start_script: Callable[..., Any]) -> None:
@@ -210,6 +219,25 @@ def test_what_a_worker_of_a_worker_writes_arrives_too(run_script: Callable[..., 
         """
     )
     assert _lines(script.out) == ["[child-0] from below"]
+
+
+def test_what_a_worker_spawns_on_another_host_arrives_as_its_own(run_script: Callable[..., Any]) -> None:
+    script = run_script(
+        TWO_AGENTS
+        + """
+from roost import Actor, endpoint
+class Parent(Actor):
+    @endpoint
+    def spawn(self, there):
+        child = there.spawn_procs(name="child").spawn("s", Speaker)
+        child.say.call_one("from afar").get()
+        self.child = child
+
+parent = hosts.slice(hosts=0).spawn_procs(name="parent").spawn("p", Parent)
+parent.spawn.call_one(hosts.slice(hosts=1)).get()
+"""
+    )
+    assert _lines(script.out) == ["[parent-0] [child-0] from afar"]
 
 
 def test_a_flood_of_one_worker_delays_no_calls_and_says_what_was_dropped(run_script: Callable[..., Any]) -> None:
@@ -423,6 +451,17 @@ def test_stacks_of_a_process_whose_gil_is_kept_by_c_code(site: Any) -> None:
     assert took < 2.6
     future.get(timeout=PATIENCE)
     assert mesh.pid.call().get(timeout=PATIENCE)  # it has lived through it
+
+
+@pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy")
+def test_py_spy_shows_the_stacks_of_a_process_that_answers_nothing_else(site: Any) -> None:
+    procs = site.spawn_procs(2)
+    mesh = procs.spawn("sleeper", Sleeper)
+    _hang(mesh.slice(gpus=0), "keep_the_gil_without_handler")
+    text = procs.stacks(timeout=2.5).get(timeout=PATIENCE).item(gpus=0)
+    if "no handler" in text:
+        pytest.skip("py-spy may not look at processes here")
+    assert "by py-spy" in text and "keep_the_gil_without_handler" in text
 
 
 def test_stacks_of_stopped_and_dead_processes_are_sentences(site: Any) -> None:

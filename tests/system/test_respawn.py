@@ -536,6 +536,31 @@ finally:
     wait_until_gone(found)
 
 
+def test_a_script_under_asyncio_run_ends_the_same_way(site: Any, run_script: Any) -> None:
+    source = (
+        SITE
+        + """
+import asyncio
+from phoenix import Phoenix
+async def main():
+    mesh = spawn_procs(2).spawn("t", Phoenix)
+    await mesh.pid.call()
+    mesh.fail.broadcast()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("finally", flush=True)
+if sys.argv[2] == "first":
+    this_host()
+asyncio.run(main())
+"""
+    )
+    for runtime in ("first", "later"):
+        script = run_script(source, site.name, runtime, code=1, env={"ROOST_FAULT_GRACE": "0.1"})
+        assert script.out == "finally\n"
+        assert script.err.count("that nobody handled") == 1 and "KeyboardInterrupt" not in script.err
+
+
 def test_a_sigint_handler_of_the_programs_own_is_called_instead(site: Any, start_script: Any) -> None:
     source = SITE + "import signal\ndef mine(*_): raise KeyboardInterrupt('mine')\nsignal.signal(signal.SIGINT, mine)\n"
     source += (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import queue
@@ -95,6 +96,50 @@ def look_by_await(future: Any) -> None:
             await future
 
     asyncio.run(main())
+
+
+def start_one(mesh: Any, port: Any) -> Any:
+    return mesh.slice(gpus=0).sleep.call_one(60, port)
+
+
+def start_stream(mesh: Any, port: Any) -> Any:
+    return next(mesh.sleep.stream(60, port))
+
+
+def start_items(mesh: Any, port: Any) -> Any:
+    return mesh.drip.stream(port)
+
+
+@pytest.mark.parametrize("start", [start_one, start_stream, start_items])
+def test_whatever_kind_of_call_raises_a_failure_has_told_of_it(site: Any, grace: Any, start: Any) -> None:
+    faults = grace(NEVER)
+    pending, _ = killed_while(site, start)
+    assert isinstance(caught(pending), ActorDied)
+    del pending
+    grace(SOON)
+    tell_another(site, faults)
+
+
+@pytest.mark.parametrize("start", [start_one, start_stream])
+def test_whatever_kind_of_call_is_dropped_unseen_the_failure_is_told(site: Any, grace: Any, start: Any) -> None:
+    faults = grace(NEVER)
+    pending, pid = killed_while(site, start)
+    settle([pending])
+    assert faults.empty(), "somebody may still look"
+    del pending
+    gc.collect()  # the futures of a stream know each other
+    assert str(pid) in faults.get(timeout=WAIT).report()
+
+
+def killed_while(site: Any, start: Any) -> tuple[Any, int]:
+    """What waits for a process that has been killed."""
+    mesh = site.spawn_procs(1).spawn("dying", Child)
+    mesh.initialized.get(timeout=WAIT)
+    port, receiver = Channel.open()
+    pending = start(mesh, port)
+    pid = receiver.recv().get(timeout=WAIT)
+    os.kill(pid, signal.SIGKILL)
+    return pending, pid
 
 
 @pytest.mark.parametrize("look", [look_by_get, look_by_exception, look_by_await])

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from roost.actors.peer import Peer
 from roost.actors.refs import ProcRef
-from roost.controller.output import console as console_module
-from roost.controller.output.console import Console, Options
-from roost.controller.output.fold import Folder
-from roost.controller.output.screen import Screen, pieces
 from roost.mesh.agent import output as tail_module
 from roost.mesh.agent.output import OutputTail
+from roost.mesh.console import output as console_module
+from roost.mesh.console.fold import Folder
+from roost.mesh.console.output import Console, Options
+from roost.mesh.console.screen import Screen, pieces
 
 WINDOW = 0.5
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .world import Process
 
 READY, RUNNING, BLOCKED, GONE, DONE = "ready", "running", "blocked", "gone", "done"
+LOOK = 0.001  # virtual seconds that a look at `future.done()` or `context().cancelled` takes
 UNWIND = 2.0  # real seconds a lane may take to unwind at the end
 
 
@@ -148,6 +149,13 @@ class Scheduler:
     def sleep(self, seconds: float) -> None:
         """Wait in virtual time."""
         self.wait(lambda: False, self.now + max(seconds, 0), about=f"{seconds:g} s to pass", polled=False)
+
+    def look(self) -> None:
+        """A look whether something has happened: it takes a moment, so that loops of them end."""
+        if self.autojump:
+            self.sleep(LOOK)
+        else:
+            self.give_way()
 
     def wake(self, lane: Lane) -> None:
         """What the lane waits for may have come."""

@@ -27,7 +27,8 @@ from .lanes import Lane, Scheduler, Unwound
 from .loops import Adopted, LaneLoop
 from .network import Network
 from .program import Program
-from .stand_ins import LaneQueue, LaneThread, StandIns
+from .stand_ins import StandIns
+from .substitutes import LaneQueue, LaneThread
 from .trouble import Trouble
 from .watch import Watch
 from .world import PROCESS, Host, Process
@@ -164,6 +165,9 @@ class Simulation(Trouble, Account):
             if self._adopted is not None:
                 self._adopted.give_back()
             stuck = self.scheduler.close()
+            loop = self.__dict__.get("loop")
+            if not stuck and loop is not None and not loop.is_closed():  # its lane had not begun
+                loop.close()
         finally:
             self._stack.close()
             self._stand_ins.remove(stuck=bool(stuck))

@@ -1,7 +1,7 @@
 """What Monarch's objects have and Roost's do not need, put onto Roost's classes when `install` is called.
 
-The classes stay one: `monarch.actor.ProcMesh is roost.ProcMesh`. What Roost has itself is never replaced, but for the
-texts that `strict` asks for.
+The classes stay one: `monarch.actor.ProcMesh is roost.ProcMesh`. What Roost has itself is left as it is, but for how
+values are printed, for the texts that `strict` asks for, and for names that endpoints may not have in Roost alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 from ...actors import actor
 from ...actors.context import Instance
 from ...actors.errors import ActorError, MeshFailure, SupervisionError
-from ...actors.port import Channel, Port
+from ...actors.port import Channel
 from ...mesh.actormesh import ActorMesh
 from ...mesh.endpoints import MeshEndpoint
 from ...mesh.hostmesh import HostMesh
-from ...mesh.local import this_proc
 from ...mesh.procmesh import ProcMesh
 from ...mesh.shape import Shape
 from ...mesh.valuemesh import ValueMesh
@@ -58,18 +57,6 @@ def _refusing(name: str, sentence: str) -> Callable[..., Any]:
     return refuse
 
 
-def _creator(instance: Instance) -> Any:
-    from .context import creator_of
-
-    return creator_of(instance)
-
-
-def _class_name(instance: Instance) -> str | None:
-    from .context import class_name_of
-
-    return class_name_of(instance)
-
-
 _TENSORS = ABSENT["monarch"]
 _WORKSPACES = ABSENT["monarch.tools.config"]
 
@@ -78,20 +65,13 @@ ADDED: dict[type, dict[str, Any]] = {
     SupervisionError: {"endpoint": None},
     MeshFailure: {"mesh": None},
     Instance: {
-        "class_name": property(_class_name),
-        "creator": property(_creator),
-        "proc": property(lambda self: this_proc()),
         "proc_id": property(lambda self: self.proc_name),
-        "proc_mesh": property(lambda self: this_proc()),
-        "set_system": lambda self: None,
+        "proc_mesh": property(lambda self: self.proc),
         "spawn_tensor_engine": _refusing("spawn_tensor_engine", _TENSORS),
     },
     Channel: {"__class_getitem__": classmethod(lambda cls, item: cls)},
-    Port: {"return_undeliverable": True},
     HostMesh: {
         "is_fake_in_process": False,
-        "region": property(lambda self: self._shape),
-        "stream_logs": True,
         "sync_workspace": _refusing("sync_workspace", _WORKSPACES),
     },
     ProcMesh: {

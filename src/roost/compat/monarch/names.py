@@ -50,7 +50,7 @@ PLACES: dict[str, str] = {
         "DEFAULT_JOB_PATH JobState JobTrait LocalJob MeshAdminConfig ProcessJob SERVICE_PROC_IDS_ENV "
         "SERVICE_PROC_RANK_ENV TelemetryConfig hosts_from_config job_load job_loads load_current_job set_current_job",
     ),
-    **_at(f"{_HERE}.context", "CreatorInstance shutdown_context"),
+    **_at(f"{_HERE}.client", "shutdown_context"),
     **_at(f"{_HERE}.mock", "patch_actor"),
     **_at(f"{_HERE}.network", "AddrType get_ipaddr get_sockaddr"),
     **_at(f"{_HERE}.timeouts", "ThreadTimeout ThreadTimeoutError"),
@@ -149,7 +149,7 @@ _MODULES: dict[str, str] = {
     _SRC: "",
     f"{_SRC}.actor": "",
     f"{_SRC}.actor.actor_mesh": (
-        "Accumulator Actor ActorEndpoint ActorError ActorMesh Channel ChannelTransport Context CreatorInstance "
+        "Accumulator Actor ActorEndpoint ActorError ActorMesh Channel ChannelTransport Context "
         "Endpoint EndpointProperty Future Instance MeshFailure MeshTrait NDSlice Point Port PortReceiver "
         "RankedPortReceiver Shape ValueMesh as_endpoint attach context current_actor_name current_rank current_size "
         "enable_transport returns_future send shutdown_context"

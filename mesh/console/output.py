@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import threading
 import time
 from collections import deque
@@ -181,6 +180,8 @@ class Console:
             begin = time.monotonic()
             try:
                 self._show(chunk, lost, hurry and not more)
+            except (BrokenPipeError, ValueError):
+                continue  # nobody reads it any more, or it has been closed
             except Exception:
                 logging.getLogger("roost").warning("workers' output could not be written", exc_info=True)
             if more and not hurry:
@@ -232,14 +233,3 @@ _DEFAULT = Options()
 
 def _joined(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-def console() -> Console:
-    """The console of this program: its cells' outputs in a notebook, else `sys.stdout`."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "kernel"):
-        return Console(Screen())
-    from .notebook import NotebookCells, NotebookScreen
-
-    return Console(NotebookScreen(), NotebookCells(shell))

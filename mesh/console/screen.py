@@ -45,6 +45,13 @@ class Screen:
         self._closed = True
 
 
+def notebook_shell() -> Any:
+    """The IPython shell of a notebook's kernel, or None; IPython is not imported for it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell if hasattr(shell, "kernel") else None
+
+
 def pieces(text: str) -> list[str]:
     """Lines together in pieces of about PIECE characters.
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import sys
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...actors.calls import Request, _next_call, request
 from ...actors.errors import RoostError
-from ...actors.runtime import current_runtime
+from ...actors.node import Node
+from ...actors.refs import ProcRef
 from .screen import Screen
 
 REMEMBERED = 1000  # cells
@@ -28,10 +30,10 @@ class NotebookScreen(Screen):
 
     def write(self, text: str, cell: Any) -> None:
         """Write to the output of a cell."""
-        stream = sys.stdout
+        stream: Any = sys.stdout
         if not text:
             return
-        if cell is None or not hasattr(stream, "pub_thread"):
+        if cell is None or not hasattr(stream, "pub_thread"):  # the user has put another one in its place
             stream.write(text)
             stream.flush()
             return
@@ -42,8 +44,11 @@ class NotebookScreen(Screen):
 class NotebookCells:
     """The cells of a kernel, by the number of their first call."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, node: Node, agents: Callable[[], Sequence[ProcRef]]) -> None:
         self._shell = shell
+        self._node = node
+        self._agents = agents
+        self.flush: Callable[[float], object] = lambda timeout: None  # shows what has arrived
         self._lock = threading.Lock()
         self._first: list[int] = []
         self._parents: list[Any] = []
@@ -55,7 +60,7 @@ class NotebookCells:
     def begin(self, info: Any = None) -> None:
         """A cell begins: calls from now on are its own."""
         parent = self._shell.kernel.get_parent("shell")
-        left = {proc_id: (self._at(call), _sent(proc_id)) for proc_id, call in _unanswered().items()}
+        left = {proc_id: (self._at(call), self._sent(proc_id)) for proc_id, call in self._unanswered().items()}
         with self._lock:
             self._left = left
             self._first.append(_next_call())
@@ -65,18 +70,12 @@ class NotebookCells:
 
     def end(self, result: Any = None) -> None:
         """A cell ends: fetch what its calls have written."""
-        local = sys.modules.get(f"{__name__.partition('.')[0]}.mesh.local")
-        controllers = getattr(local, "_controller", [])
-        if not controllers:
-            return
-        controller = controllers[0]
-        fetches = [request(controller.node, agent.host.agent(), "flush output") for agent in controller.agents]
-        for fetch in fetches:
+        for fetch in [request(self._node, agent, "flush output") for agent in self._agents()]:
             try:
                 fetch.get(FETCH)
             except (RoostError, TimeoutError):
                 continue  # an agent that has ended or is stopped: what it says later comes later
-        controller.output.flush(FETCH)
+        self.flush(FETCH)
 
     def close(self) -> None:
         """Look at cells no more."""
@@ -85,37 +84,31 @@ class NotebookCells:
 
     def of(self, proc_id: int) -> Any:
         """The message that began the cell which has caused what this process writes."""
-        call = _unanswered(proc_id).get(proc_id)
+        call = self._unanswered(proc_id).get(proc_id)
         if call is not None:
             return self._at(call)
         with self._lock:
             left = self._left.get(proc_id)
-            return left[0] if left is not None and left[1] == _sent(proc_id) else self._parents[-1]
+            return left[0] if left is not None and left[1] == self._sent(proc_id) else self._parents[-1]
 
     def _at(self, call: int) -> Any:
         with self._lock:
             return self._parents[max(bisect_right(self._first, call) - 1, 0)]
 
-
-def _unanswered(only: int | None = None) -> dict[int, int]:
-    """By process, or for one: the number of its last call that it has not answered."""
-    runtime = current_runtime()
-    found: dict[int, int] = {}
-    if runtime is None:
+    def _unanswered(self, only: int | None = None) -> dict[int, int]:
+        """By process, or for one: the number of its last call that it has not answered."""
+        found: dict[int, int] = {}
+        for call in list(self._node.pending.values())[: -LOOKED_AT - 1 : -1]:
+            if isinstance(call, Request):
+                continue
+            for peer in call._unanswered():
+                if only is None or peer.proc_id == only:
+                    found.setdefault(peer.proc_id, call.call_id)
+            if only in found:
+                break
         return found
-    for call in list(runtime.node.pending.values())[: -LOOKED_AT - 1 : -1]:
-        if isinstance(call, Request):
-            continue
-        for peer in call._unanswered():
-            if only is None or peer.proc_id == only:
-                found.setdefault(peer.proc_id, call.call_id)
-        if only in found:
-            break
-    return found
 
-
-def _sent(proc_id: int) -> int:
-    """How much this program has sent to a process."""
-    runtime = current_runtime()
-    peer = runtime.node.peers.get(proc_id) if runtime is not None else None
-    return peer.outbox.next_seq if peer is not None else 0
+    def _sent(self, proc_id: int) -> int:
+        """How much this program has sent to a process."""
+        peer = self._node.peers.get(proc_id)
+        return peer.outbox.next_seq if peer is not None else 0
