@@ -18,7 +18,7 @@ from .mailbox import BoundedQueue
 from .node import SMALL_FRAME, Node
 from .peer import Peer
 from .wire import frame as f
-from .wire import pickling
+from .wire import pickling, receivers
 from .wire.receivers import pack_for
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Answers:
         self.waiting: dict[tuple[int, int], Message] = {}  # by (caller, call): queued or running
         self.deferred: set[Peer] = set()  # who has answers that may still wait for others
         self.streams: dict[tuple[int, int], Stream] = {}  # of generators that run, by (caller, call)
+        self.pid = os.getpid()
         self._watched: set[int] = set()  # callers whose death ends streams
 
     def cancel(self, peer: Peer, call: int, reason: str) -> bool:
@@ -110,7 +111,8 @@ class Answers:
 
     def answer(self, message: Message, value: Any, info: EndpointInfo) -> None:
         """Send the value, gathered with others where the endpoint is quick and more messages wait."""
-        self.leave_fork(None)
+        if os.getpid() != self.pid:
+            self.leave_fork(None)
         flags = message.flags
         if not flags & WANTS_ANSWER:
             return
@@ -118,7 +120,12 @@ class Answers:
             self.too_late(message, "it returned too late")
             return
         peer = message.peer
-        packed = pack_for((peer.proc_id,), None if flags & NO_VALUE else value, "return value")
+        if flags & NO_VALUE:
+            value = None
+        if receivers.wanted:
+            packed = pack_for((peer.proc_id,), value, "return value")
+        else:
+            packed = pickling.pack(value, "return value")
         if self.waiting.pop((peer.proc_id, message.call_id), None) is None:
             return
         defer = info.seconds < QUICK and not self.queue.empty()

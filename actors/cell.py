@@ -79,7 +79,6 @@ class Cell(Answers):
         self.ended = threading.Event()
         self._on_end: list[Callable[[], object]] = []
         self.handled = self.failed = 0
-        self.pid = os.getpid()
         self._home = 0
         self._make = make
         self._started = started
@@ -109,8 +108,10 @@ class Cell(Answers):
             self.waiting[message.peer.proc_id, message.call_id] = message
             if message.deadline is not None:
                 self._expiry.note(message.deadline)
-        placed = message if self.intake is None else self.intake.place(message)
-        if placed is not None:
+        if self.intake is None:
+            self.queue.put(message)
+            self._wake()
+        elif (placed := self.intake.place(message)) is not None:
             self.queue.put(placed)
             self._wake()
         if self.ended.is_set():

@@ -19,7 +19,7 @@ from .wire.errors import ProtocolError
 logger = logging.getLogger("roost")
 
 ORPHAN_WAIT = 30.0  # seconds a call waits for an actor whose spawning has not arrived yet
-GRAVES = 10_000  # actors that have ended and are remembered, so that late calls learn why
+GRAVES = 4096  # actors that have ended and are remembered, so that late calls learn why
 
 
 class Runtime:

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,6 @@ from typing import Any
 
 from .parser import CommandError
 from .processes import Process, at, before_boot, is_here
-
-YOUNG = 60.0  # seconds in which a run directory may be without a card
 
 
 @dataclass(slots=True)
@@ -61,7 +58,8 @@ class Job:
         """The process that the job stands and falls with, while it lives: the program, or the loop's agent."""
         if self.card is not None:
             return at(self.card["place"])
-        return next((process for agent in self.agents if (process := agent.process) is not None), None)
+        loops = [agent.process for agent in self.agents if agent.card.get("stays")]
+        return next((process for process in loops if process is not None), None)
 
     @property
     def pid(self) -> int | None:
@@ -74,33 +72,30 @@ class Job:
         """The command line of the program."""
         if self.card is not None:
             return " ".join(self.card["argv"]) or "python"
-        return "worker loop" if self.agents else "nothing is known of it"
+        return "worker loop" if any(agent.card.get("stays") for agent in self.agents) else "a program that has ended"
 
 
 def find_jobs() -> list[Job]:
     """All jobs, the youngest last; those of other hosts that share a folder with this one are left out."""
     jobs: dict[str, Job] = {}
-    loose: list[Job] = []
     agents: list[Agent] = []
     for folder in _run_dirs():
         card, agent = _read(folder / "job.json"), _read(folder / "agent.json")
-        if not _is_ours(card or agent, folder):
+        if not _is_ours(card or agent):
             continue
         if card is not None:
             jobs[str(folder)] = Job(_name(folder), card, [folder])
         if agent is not None:
             agents.append(Agent(folder, agent))
-        elif card is None:
-            loose.append(Job(_name(folder), None, [folder]))
     for found in agents:
-        of = found.card.get("job") or str(found.run_dir)
+        of = os.path.realpath(found.card.get("job") or found.run_dir)
         job = jobs.setdefault(of, Job(_name(Path(of)), None))
         job.agents.append(found)
         if found.run_dir not in job.folders:
             job.folders.append(found.run_dir)
     for job in jobs.values():
         job.agents.sort(key=lambda agent: float(agent.card["started"]))
-    return sorted([*jobs.values(), *loose], key=_started)
+    return sorted(jobs.values(), key=_started)
 
 
 def _started(job: Job) -> float:
@@ -129,12 +124,10 @@ def _run_dirs() -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _is_ours(card: dict[str, Any] | None, folder: Path) -> bool:
+def _is_ours(card: dict[str, Any] | None) -> bool:
+    """Whether a folder is a run directory of this machine: it has a card that says so."""
     if card is None:
-        try:
-            return time.time() - folder.stat().st_mtime > YOUNG
-        except OSError:
-            return False
+        return False
     place = card["place"]
     return is_here(place) or before_boot(place, card.get("host", os.uname().nodename))
 

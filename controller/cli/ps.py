@@ -69,7 +69,9 @@ def _state(process: Process) -> str:
 
 
 def _age(seconds: float) -> str:
-    """>>> _age(75), _age(4000)
+    """Seconds for people.
+
+    >>> _age(75), _age(4000)
     ('1 min', '1 h 6 min')
     """
     minutes, hours = int(seconds // 60), int(seconds // 3600)
@@ -79,7 +81,9 @@ def _age(seconds: float) -> str:
 
 
 def _size(count: int) -> str:
-    """>>> _size(3 << 20), _size(5 << 30)
+    """Bytes for people.
+
+    >>> _size(3 << 20), _size(5 << 30)
     ('3.0M', '5.0G')
     """
     for unit, size in (("G", 1 << 30), ("M", 1 << 20)):

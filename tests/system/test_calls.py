@@ -101,6 +101,7 @@ def test_a_call_that_waits_for_all_tells_of_all_failures_folded(spawn: Spawn) ->
 
 def test_the_rest_of_a_failed_call_is_cancelled_when_asked(spawn: Spawn) -> None:
     mesh = spawn(Worker, n=2)
+    mesh.whoami.call().get(timeout=WAIT)
     port, receiver = Channel.open()
     with pytest.raises(KeyError) as caught:
         mesh.until_cancelled.call(port, first_fails=True, cancel_rest=True).get(timeout=WAIT)

@@ -197,14 +197,15 @@ def test_clean_ends_agents_whose_program_is_gone(
     assert list(folder.iterdir()) == []
 
 
-def test_run_directories_of_other_machines_and_of_other_modes_are_left_alone(roost: Command, folder: Path) -> None:
+def test_what_is_no_run_directory_of_this_machine_is_left_alone(roost: Command, folder: Path) -> None:
     place = {"place": ["another-boot 1", 1, 1], "host": "elsewhere", "argv": ["x"], "started": 0.0}
     for name, mode, card in (("roost-far", 0o700, place), ("roost-open", 0o755, {**place, "place": ["", 1, 1]})):
         (folder / name).mkdir()
         (folder / name).chmod(mode)
         (folder / name / "job.json").write_text(json.dumps(card))
+    (folder / "roost-models").mkdir(mode=0o700)
     assert roost("clean", "--all", "-y") == "nothing to clean\n"
-    assert sorted(path.name for path in folder.iterdir()) == ["roost-far", "roost-open"]
+    assert sorted(path.name for path in folder.iterdir()) == ["roost-far", "roost-models", "roost-open"]
 
 
 def test_the_secret_of_a_job_is_its_users_alone(job: Running, folder: Path) -> None:
