@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .policy import policy
+from .ranks import spell
 
 _NAMED = 8  # ranks named in a text
 _STACKS = 4  # different stacks in a text …
@@ -47,7 +48,7 @@ class _OfSeveral:
             lines.append("also failed: " + "; ".join(fold(self.others)))
         if self.running:
             what = "cancelled with it" if self.rest_cancelled else "still running"
-            lines.append(f"{what}: ranks {_ranks(self.running)}")
+            lines.append(f"{what}: ranks {spell(self.running, most=_NAMED)}")
         return lines
 
 
@@ -126,7 +127,7 @@ class CallTimeout(RoostError, TimeoutError):
             alike.setdefault(_ADDRESSES.sub("…", stack), []).append(rank)
         for ranks in list(alike.values())[:_STACKS]:
             lines = self.stacks[ranks[0]].rstrip().split("\n")
-            text += f"\nrank{'s' if len(ranks) > 1 else ''} {_ranks(tuple(ranks))}:"
+            text += f"\nrank{'s' if len(ranks) > 1 else ''} {spell(ranks, most=_NAMED)}:"
             text += "".join(f"\n    {line}" for line in lines[:_STACK_LINES])
             if len(lines) > _STACK_LINES:
                 text += f"\n    … {len(lines) - _STACK_LINES} more lines, in .stacks[{ranks[0]}]"
@@ -226,28 +227,11 @@ def _short(error: BaseException) -> str:
     return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks as people write them.
-
-    >>> _ranks((0, 1, 2, 5, 7, 8, 9))
-    '0-2, 5, 7-9'
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs[:_NAMED]]
-    left = sum(b - a + 1 for a, b in runs[_NAMED:])
-    return ", ".join(shown) + (f" and {left} more" if left else "")
-
-
 def fold(failures: Sequence[tuple[int, BaseException]]) -> list[str]:
     """Failures by rank in few words, each with its place; equal ones told once, with their number.
 
     >>> fold([(1, ValueError("x")), (2, ValueError("x")), (5, KeyError("k"))])
-    ['2 ranks (1, 2): ValueError: x', "rank 5: KeyError: 'k'"]
+    ['2 ranks (1-2): ValueError: x', "rank 5: KeyError: 'k'"]
     """
     alike: dict[str, list[tuple[int, BaseException]]] = {}
     for rank, error in failures:
@@ -260,7 +244,7 @@ def fold(failures: Sequence[tuple[int, BaseException]]) -> list[str]:
         if len(members) == 1:
             lines.append(f"rank {ranks[0]}{where}: {text}")
         else:
-            lines.append(f"{len(members)} ranks ({_ranks(ranks)}){where}: {text}")
+            lines.append(f"{len(members)} ranks ({spell(ranks, most=_NAMED)}){where}: {text}")
     return lines
 
 

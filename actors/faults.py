@@ -10,6 +10,7 @@ from .errors import MeshFailure
 from .future import Future
 from .link.io import IoThread
 from .link.readers import interrupt_with
+from .ranks import spell
 
 FOLD_WINDOW = 0.05  # seconds in which further failures join the report of the first
 _TOLD_RANKS = 8
@@ -103,29 +104,11 @@ def told(failures: Sequence[MeshFailure]) -> str:
         group.sort(key=lambda failure: failure.crashed_ranks)
         head, newline, rest = group[0].report().partition("\n")
         if len(group) > 1:
-            ranks = span(sorted({rank for failure in group for rank in failure.crashed_ranks}))
+            ranks = spell({rank for failure in group for rank in failure.crashed_ranks}, most=_TOLD_RANKS)
             head = head.replace(f"ranks {list(group[0].crashed_ranks)}", f"ranks {ranks}", 1)
             head += f" (the other {len(group) - 1} alike)"
         lines.append(head + newline + rest)
     return "\n".join(lines) + "\n"
-
-
-def span(ranks: Sequence[int]) -> str:
-    """Ranks in few characters.
-
-    >>> span([0, 1, 2, 3, 7, 9, 10])
-    '0-3, 7, 9-10'
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return ", ".join(parts[:_TOLD_RANKS]) + (
-        f" and {len(parts) - _TOLD_RANKS} more" if len(parts) > _TOLD_RANKS else ""
-    )
 
 
 def in_notebook() -> bool:

@@ -49,10 +49,11 @@ class Interrupt:
         self._io = io
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._asked = self._raised = self._over = False
+        self._begun = self._asked = self._raised = self._over = False
 
     def run(self, function: Callable[..., R], *args: Any) -> R:
         """`function(*args)`, which may raise Interrupted; after it, nothing of the kind comes any more."""
+        self._begun = True
         try:
             return function(*args)
         finally:
@@ -78,7 +79,7 @@ class Interrupt:
                 return
             seen = time.perf_counter()
             frame = sys._current_frames().get(self._thread)
-            if not _torn(frame):
+            if self._begun and not _torn(frame):
                 future = _awaited(frame)
                 if future is None and time.perf_counter() - seen < _STALE:
                     _raise_in(self._thread, Interrupted)

@@ -79,9 +79,7 @@ async def _with_task(cell: Cell, message: Message, info: EndpointInfo) -> None:
 
 def _with_port(message: Message) -> Call:
     if message.flags & MANY:
-        raise TypeError(
-            f"{message.method} answers through a Port, one call at a time: call it for each item"
-        )
+        raise TypeError(f"{message.method} answers through a Port, one call at a time: call it for each item")
     args, kwargs = message.arguments()
     return (message.port(), *args), kwargs
 

@@ -122,13 +122,13 @@ def end_agent(node: Node, host: HostRef) -> Future[None]:
     ended: Future[None] = Future()
     asked = request(node, host.agent(), "shutdown")
 
-    def give_up() -> None:
+    def over(_: int = 0) -> None:
         ended.set_result(None)
 
     def answered() -> None:
         asked.exception()  # it has been heard of: the agent is gone already
-        node.when_dead(host.agent_id, lambda _: ended.set_result(None))
-        node.io.call(node.io.loop.call_later, END_TIMEOUT, give_up)
+        node.when_dead(host.agent_id, over)
+        node.io.call(node.io.loop.call_later, END_TIMEOUT, over)
 
     if not asked._when_done(answered):
         answered()

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...actors.ranks import spell
+
 MOST = 200  # entries held for one mesh; then they are shown before the window has passed
 MESHES = 64  # after which quiet ones are forgotten
 REMEMBERED = 1000  # lines of one mesh that are known to have been shown
@@ -55,22 +57,7 @@ def prefix(mesh: str, ranks: Iterable[int]) -> str:
     ('[trainer-3]', '[trainer 0-2,5]')
     """
     ordered = sorted(ranks)
-    return f"[{mesh}-{ordered[0]}]" if len(ordered) == 1 else f"[{mesh} {spans(ordered)}]"
-
-
-def spans(ranks: Iterable[int]) -> str:
-    """Ascending ranks in few characters.
-
-    >>> spans([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"[{mesh}-{ordered[0]}]" if len(ordered) == 1 else f"[{mesh} {spell(ordered, between=',')}]"
 
 
 class Folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import shutil
 import sys
 import tempfile
@@ -126,6 +127,42 @@ def spawn(site: Site) -> Callable[..., Any]:
         return site.spawn_procs(n).spawn(cls.__name__.lower(), cls, *args, **kwargs)
 
     return make
+
+
+Faults = queue.SimpleQueue[Any]
+
+
+@pytest.fixture(scope="module")
+def reported() -> Iterator[Faults]:
+    """What reaches the fault hook; the default one would end the test run. A module whose tests let things fail says
+    `pytestmark = pytest.mark.usefixtures("reported")`."""
+    import roost.actors
+
+    seen: Faults = queue.SimpleQueue()
+    before, roost.actors.unhandled_fault_hook = roost.actors.unhandled_fault_hook, seen.put
+    yield seen
+    roost.actors.unhandled_fault_hook = before
+
+
+def forget(reported: Faults) -> None:
+    """What earlier tests left unseen is not told any more."""
+    from roost.actors.runtime import current_runtime
+
+    runtime = current_runtime()
+    for failure in runtime.supervisor.held if runtime is not None else ():
+        failure.handle()
+    while not reported.empty():
+        reported.get()
+
+
+@pytest.fixture
+def faults(reported: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """The same for one test, with a short grace."""
+    from roost.actors import supervision
+
+    monkeypatch.setattr(supervision, "FAULT_GRACE", 0.1)
+    forget(reported)
+    return reported
 
 
 class Barrier:

@@ -38,9 +38,9 @@ class Child(Actor):
         raise ValueError(text)
 
     @endpoint
-    def ask(self, mesh: Any, seconds: float) -> Any:
+    def ask(self, mesh: Any, seconds: float, port: Port[int] | None = None) -> Any:
         """Wait for another actor."""
-        return mesh.sleep.call(seconds).get(timeout=WAIT)
+        return mesh.sleep.call(seconds, port).get(timeout=WAIT)
 
 
 def settle(futures: list[Any]) -> None:

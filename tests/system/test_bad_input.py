@@ -42,7 +42,8 @@ def test_an_unknown_endpoint_names_those_that_exist(spawn: Spawn) -> None:
 
 
 def test_a_method_that_is_no_endpoint_says_what_to_do(spawn: Spawn) -> None:
-    with pytest.raises(AttributeError, match=r"Plain\.helper is a method but no endpoint: put @endpoint on it, or .*as_endpoint"):
+    said = r"Plain\.helper is a method but no endpoint: put @endpoint on it, or .*as_endpoint"
+    with pytest.raises(AttributeError, match=said):
         spawn(Plain).helper.call()
 
 

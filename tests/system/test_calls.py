@@ -95,7 +95,7 @@ def test_a_call_that_waits_for_all_tells_of_all_failures_folded(spawn: Spawn) ->
         mesh.fail_if.call([0, 2, 3], fail_fast=False).get(timeout=WAIT)
     error: Any = caught.value
     assert sorted(error.errors) == [0, 2, 3] and error.running == ()
-    assert "2 ranks (2, 3)" in str(error) and "ValueError: bad batch" in str(error)
+    assert "2 ranks (2-3)" in str(error) and "ValueError: bad batch" in str(error)
     assert all(each.host and each.pid for each in error.errors.values())
 
 

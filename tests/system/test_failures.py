@@ -6,30 +6,26 @@ import asyncio
 import errno
 import os
 import re
-import queue
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 from troupe import SITE, AsyncOwner, Faulty, Mixed, Odd, Owner, Player, Spawner
 
-import roost.actors
 from roost.actors import (
     ActorDied,
     ActorError,
     ActorStopped,
     CallTimeout,
     Channel,
-    MeshFailure,
     SupervisionError,
     supervision,
 )
-from roost.actors.runtime import current_runtime
 
 WAIT = 20.0
 """Seconds: bound of every wait here; endpoints that must not be waited for sleep longer."""
@@ -37,29 +33,7 @@ WAIT = 20.0
 Spawn = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def reported() -> Iterator[queue.SimpleQueue[MeshFailure]]:
-    """What reaches the fault hook; the default one would interrupt the test run."""
-    seen: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
-    before, roost.actors.unhandled_fault_hook = roost.actors.unhandled_fault_hook, seen.put
-    yield seen
-    roost.actors.unhandled_fault_hook = before
-
-
-@pytest.fixture
-def faults(reported: Any, monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[MeshFailure]:
-    """The same for one test, with a short grace; what earlier tests left unseen is not told any more."""
-    monkeypatch.setattr(supervision, "FAULT_GRACE", 0.1)
-    forget(reported)
-    return reported
-
-
-def forget(reported: queue.SimpleQueue[MeshFailure]) -> None:
-    runtime = current_runtime()
-    for failure in runtime.supervisor.held if runtime is not None else ():
-        failure.delivered()
-    while not reported.empty():
-        reported.get()
+pytestmark = pytest.mark.usefixtures("reported")
 
 
 def caught(future: Any) -> Any:
@@ -435,10 +409,9 @@ def test_a_dead_process_that_nobody_asks_is_reported_once_a_rank(site: Any, faul
 
 
 def test_a_future_that_is_thrown_away_unseen_reports_at_once(
-    spawn: Spawn, reported: Any, monkeypatch: pytest.MonkeyPatch
+    spawn: Spawn, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "FAULT_GRACE", 3600.0)
-    forget(reported)
     mesh = spawn(Faulty, n=1)
     mesh.initialized.get(timeout=WAIT)  # else it too would have to be thrown away
     one = mesh.slice(gpus=0)
@@ -448,7 +421,7 @@ def test_a_future_that_is_thrown_away_unseen_reports_at_once(
     while not future.done():  # nothing but `get` and `await` waits, and they see
         os.sched_yield()
     del future
-    assert "SIGKILL" in reported.get(timeout=WAIT).report()
+    assert "SIGKILL" in faults.get(timeout=WAIT).report()
 
 
 OWNERS = [Owner, AsyncOwner]

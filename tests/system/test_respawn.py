@@ -6,7 +6,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +14,21 @@ import pytest
 from phoenix import AsyncPhoenix, BadRestore, Keeper, Link, Phoenix, refuse_when
 from troupe import SITE
 
-import roost.actors
 from roost.actors import (
     ActorDied,
     ActorStopped,
     Channel,
-    MeshFailure,
     Restart,
     RoostError,
     SupervisionError,
-    supervision,
 )
-from roost.actors.runtime import current_runtime
 from roost.mesh import RestartPolicy
 
 WAIT = 30.0
 
+pytestmark = pytest.mark.usefixtures("reported")
+
 Die = Callable[..., None]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def reported() -> Iterator[queue.SimpleQueue[MeshFailure]]:
-    """What reaches the fault hook; the default one would end the test run."""
-    seen: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
-    before, roost.actors.unhandled_fault_hook = roost.actors.unhandled_fault_hook, seen.put
-    yield seen
-    roost.actors.unhandled_fault_hook = before
-
-
-@pytest.fixture
-def faults(reported: Any, monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[MeshFailure]:
-    """The same for one test, with a short grace."""
-    monkeypatch.setattr(supervision, "FAULT_GRACE", 0.1)
-    runtime = current_runtime()
-    for failure in runtime.supervisor.held if runtime is not None else ():
-        failure.handle()
-    while not reported.empty():
-        reported.get()
-    return reported
 
 
 def kill(mesh: Any, *ranks: int) -> Any:

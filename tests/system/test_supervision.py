@@ -339,11 +339,11 @@ def test_a_death_is_the_cause_of_what_its_actors_and_their_callers_suffer(site: 
     first, second = procs.spawn("first", Child), procs.spawn("second", Child)
     pids = first.pid.call().get(timeout=WAIT).values()
     assert second.pid.call().get(timeout=WAIT).values() == pids
-    waiting = second.slice(gpus=1).ask.call_one(first.slice(gpus=0), 60)
-    whole = second.slice(gpus=1).pid.call_one()
     port, receiver = Channel.open()
-    mine = first.slice(gpus=0).sleep.call_one(60, port)
-    receiver.recv().get(timeout=WAIT)
+    waiting = second.slice(gpus=1).ask.call_one(first.slice(gpus=0), 60, port)
+    whole = second.slice(gpus=1).pid.call_one()
+    assert receiver.recv().get(timeout=WAIT) == pids[0]
+    mine = first.slice(gpus=0).sleep.call_one(60)
     os.kill(pids[0], signal.SIGKILL)
     for future in (waiting, mine):
         got = caught(future)

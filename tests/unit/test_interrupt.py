@@ -31,16 +31,22 @@ def test_a_loop_is_interrupted(io: Any) -> None:
         guard.run(loop)
 
 
+def briefly() -> None:
+    for _ in range(2000):
+        pass
+
+
 def test_what_has_ended_is_not_interrupted(io: Any) -> None:
     for round_ in range(200):
         guard = Interrupt(io)
-        threading.Timer(round_ % 20 * 20e-6, guard.cancel, [None]).start()
+        timer = threading.Timer(round_ % 20 * 20e-6, guard.cancel, [None])
+        timer.start()
         try:
-            guard.run(time.sleep, 0.0001)
+            guard.run(briefly)
         except CallCancelled:
+            timer.join()
             continue
-        for _ in range(1000):  # whatever came too late would be raised here
-            pass
+        timer.join()  # whatever came too late would be raised here
 
 
 def test_the_value_is_passed_on(io: Any) -> None:
