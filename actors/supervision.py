@@ -17,6 +17,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -31,7 +32,9 @@ logger = logging.getLogger("roost.supervision")
 
 FAULT_GRACE = float(os.environ.get("ROOST_FAULT_GRACE", "5"))  # seconds a failure is held for somebody to see it
 FAILURES = 10_000  # failures of actors that are remembered, for calls that tell of them later
-DYING_WAIT = 0.05  # seconds in which a dead process's last words, still in its socket, are read
+# Seconds without a word after which a dead process's socket counts as read; a child it forked may hold it open …
+DYING_WAIT = 0.05
+DYING_MOST = 2.0  # … and how long its last words may take, on a machine that is busy
 
 
 class Ended(Protocol):
@@ -174,14 +177,15 @@ class Supervisor:
         if link is None or link.closed:
             self._bury(proc_id, report, planned, reason)
         else:
-            self._poll(proc_id, report, planned, reason, self.node.io.loop.time() + DYING_WAIT)
+            self._poll(proc_id, report, planned, reason, time.monotonic())
 
-    def _poll(self, proc_id: int, report: Ended, planned: bool, reason: str, until: float) -> None:
+    def _poll(self, proc_id: int, report: Ended, planned: bool, reason: str, since: float) -> None:
         link = self.node.routing.links.get(proc_id)
-        if link is None or link.closed or self.node.io.loop.time() > until:
+        now = time.monotonic()
+        if link is None or link.closed or now > max(since, link.heard) + DYING_WAIT or now > since + DYING_MOST:
             self._bury(proc_id, report, planned, reason)
         else:
-            self.node.io.loop.call_later(0.001, self._poll, proc_id, report, planned, reason, until)
+            self.node.io.loop.call_later(0.001, self._poll, proc_id, report, planned, reason, since)
 
     def _bury(self, proc_id: int, report: Ended, planned: bool, reason: str) -> None:
         peer = self.node.peer(proc_id, report.name)

@@ -33,6 +33,7 @@ logger = logging.getLogger("roost.link")
 RECEIVE_BUFFER = 256 << 10
 COALESCE = 16  # deferred frames that leave in one system call
 IOV_MAX = 512
+MUTED_WAIT = 1.0  # seconds in which a link that takes no more is read to its end
 MAX_DESCRIPTORS = 64
 CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC  # Python's own sockets have it, received descriptors do not by themselves
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -56,7 +57,7 @@ class Link:
     """One stream to one peer process. Writing is thread-safe; reading belongs to the I/O thread."""
 
     __slots__ = (
-        "_armed", "_body", "_buffer", "_closed", "_end", "_fill", "_flush_due", "_io", "_lock", "_on_broken",
+        "_armed", "_body", "_buffer", "_closed", "_end", "_fill", "_flush_due", "_io", "_lock", "_muted", "_on_broken",
         "_on_frame", "_pending_header", "_queue", "_queued", "_sock", "_start", "_unix", "_view", "bytes_in",
         "bytes_out", "deferred", "descriptors", "dialer", "frames_in", "heard", "limits", "peer",
     )  # fmt: skip
@@ -89,7 +90,7 @@ class Link:
         self._queued = 0
         self._armed = False
         self._flush_due = False
-        self._closed = False
+        self._closed = self._muted = False
         self._buffer = bytearray(RECEIVE_BUFFER)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -127,13 +128,28 @@ class Link:
 
     # writing
 
+    def _mute(self, error: OSError) -> None:
+        """The other end takes no more. What it had said before is still in the socket: it is read to its end, which
+        closes the link. Under the lock."""
+        if self._muted:
+            return
+        self._muted = True
+        self._queue.clear()
+        self._queued = self.deferred = 0
+        self._io.call(self._stop_writing, f"{type(error).__name__}: {error}")
+
+    def _stop_writing(self, why: str) -> None:
+        if not self._closed:
+            self._io.loop.remove_writer(self._sock.fileno())
+            self._io.loop.call_later(MUTED_WAIT, self.close, why)
+
     def send(self, parts: Sequence[Any], nbytes: int, *, defer: bool = False) -> None:
         """Send the buffers of one frame; they must not change until the frame is acknowledged end to end.
 
         Frames leave in the order of the calls. A broken link swallows the bytes: delivery keeps them.
         """
         with self._lock:
-            if self._closed:
+            if self._closed or self._muted:
                 return
             if defer and not self._armed:
                 self._queue.extend(parts)
@@ -161,7 +177,7 @@ class Link:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as error:
-                self._break(f"{type(error).__name__}: {error}")
+                self._mute(error)
                 return
             self._sent(parts, sent, nbytes)
 
@@ -177,13 +193,13 @@ class Link:
         """`send` for a frame in one buffer: the hot path."""
         if not defer:
             with self._lock:
-                if not self._queue and not self._closed:
+                if not self._queue and not self._closed and not self._muted:
                     try:
                         sent = self._sock.send(frame)
                     except (BlockingIOError, InterruptedError):
                         sent = 0
                     except OSError as error:
-                        self._break(f"{type(error).__name__}: {error}")
+                        self._mute(error)
                         return
                     self._sent((frame,), sent, len(frame))
                     return
@@ -219,7 +235,7 @@ class Link:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as error:
-                self._break(f"{type(error).__name__}: {error}")
+                self._mute(error)
                 return
             self.bytes_out += sent
             self._queued -= sent
@@ -235,12 +251,12 @@ class Link:
 
     def _add_writer(self) -> None:
         with self._lock:
-            if not self._closed:
+            if not self._closed and not self._muted:
                 self._io.loop.add_writer(self._sock.fileno(), self._writable)
 
     def _writable(self) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed or self._muted:
                 return
             self._armed = False
             self._drain()

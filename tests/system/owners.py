@@ -71,6 +71,7 @@ class _Family(Actor):
         from roost.mesh import this_host
 
         self.mesh = this_host().spawn_procs({"gpus": count}).spawn("child", Child)
+        self.mesh.initialized.get(timeout=WAIT)  # else it too would be a future that may tell of a death
         pids: list[int] = self.mesh.pid.call().get(timeout=WAIT).values()
         return self.mesh, pids
 
@@ -124,6 +125,7 @@ class AsyncParent(_Family):
         from roost.mesh import this_host
 
         self.mesh = this_host().spawn_procs({"gpus": count}).spawn("child", Child)
+        await self.mesh.initialized
         return self.mesh, (await self.mesh.pid.call()).values()
 
     @endpoint

@@ -303,3 +303,19 @@ def test_descriptors_arrive_in_order_beside_their_frames(io: IoThread) -> None:
         os.close(file)
     sender.link.close()
     receiver.link.close()
+
+
+def test_what_a_peer_said_before_its_end_is_read_though_nothing_can_be_sent_to_it(io: IoThread) -> None:
+    """A peer that dies after its last words: an acknowledgement sent to it then fails before they are read."""
+    ours, theirs = socket.socketpair()
+    for number in range(100):
+        theirs.sendall(b"".join(frame(number)))
+    theirs.close()
+    made = End(io, ours)
+    for _ in range(3):
+        made.link.send(frame(7), size(frame(7)))
+    assert not made.link.closed
+    io.call(made.link.start)
+    assert [made.next()[0][7] for _ in range(100)] == list(range(100))
+    assert "other end closed" in made.ended.get(timeout=WAIT)
+    assert made.link.closed and made.frames.empty()
