@@ -146,6 +146,13 @@ class Instance:
         return this_proc()
 
     @property
+    def proc_mesh(self) -> ProcMesh:
+        """The processes that its mesh was spawned on, in their shape; asked of whoever spawned it."""
+        from ..mesh.origin import procs_of
+
+        return procs_of(self._cell) if self._cell is not None else self.proc
+
+    @property
     def proc_name(self) -> str:
         """The name of its process."""
         from .node import current_node

@@ -133,6 +133,12 @@ class Runtime:
             del self.graves[next(iter(self.graves))]
         self.graves[cell.actor_id] = cell.gone()
 
+    def unborn(self, actor_id: int, error: MeshFailure) -> None:
+        """An actor could not even begin: calls that came before it, and later ones, learn why, at once."""
+        self.graves[actor_id] = error
+        for message in self._early.pop(actor_id, ()):
+            self._refuse(message, actor_id, error)
+
     # events
 
     def _event(self, peer: Peer, fields: list[Any]) -> None:

@@ -50,7 +50,9 @@ class Homes:
         """
         actor_id, name, rank, labels, sizes, owner, owner_actor, layout, wire = arguments
         if self._ending:
-            raise ActorDied(f"{node.name} is ending and takes no more actors", mesh_name=name)
+            error = ActorDied(f"{node.name} is ending and takes no more actors", mesh_name=name)
+            self._runtime.unborn(actor_id, error)
+            raise error
         before = node.cells.get(actor_id)
         if before is not None and before.state != FAILED and not before.ended.is_set():
             raise SupervisionError(f"{name} at rank {rank} lives, and is not spawned anew", mesh_name=name)

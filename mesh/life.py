@@ -10,12 +10,14 @@ from ..actors.errors import ActorStopped, MeshFailure
 from ..actors.peer import Peer
 from ..actors.runtime import Runtime
 from .launch import ExitReport
+from .origin import tell_origins
 from .stacks import stacks_of
 
 
 def watch_exits(runtime: Runtime) -> None:
     """Take agents' word for which processes have ended; ask them for the stacks of those that do not answer."""
     runtime.node.stacks_of = partial(stacks_of, runtime.node)
+    tell_origins(runtime)
 
     def exited(peer: Peer, proc_id: int, report: list[Any], planned: bool, reason: str) -> None:
         runtime.supervisor.exited(proc_id, ExitReport.from_wire(report), planned, reason)

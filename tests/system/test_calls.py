@@ -333,3 +333,27 @@ def test_calls_within_the_program_have_the_same_options() -> None:
     assert mesh.square.call_one(3, timeout=WAIT).get() == 9
     assert mesh.square.map([1, 2]).get(timeout=WAIT) == [1, 4]
     mesh.stop().get(timeout=WAIT)
+
+
+class Nested(Actor):
+    """Spawns on the processes it was spawned on itself."""
+
+    @endpoint
+    def spawn_beside(self) -> list[tuple[dict[str, int], int]]:
+        procs = context().actor_instance.proc_mesh
+        players = procs.spawn("player", Player)
+        return [(dict(point), pid) for point, pid in players.pid.call().get(timeout=WAIT)]
+
+    @endpoint
+    async def own_process(self) -> int:
+        players = context().actor_instance.proc.spawn("player", Player)
+        return await players.pid.call_one()
+
+
+def test_an_actor_knows_the_processes_it_was_spawned_on(site: Any) -> None:
+    procs = site.spawn_procs(4)
+    pids = procs.spawn("player", Player).pid.call().get(timeout=WAIT).values()
+    half = procs.slice(gpus=slice(1, 3)).spawn("nested", Nested)
+    found = half.slice(gpus=0).spawn_beside.call_one().get(timeout=WAIT)
+    assert found == [({"gpus": 0}, pids[1]), ({"gpus": 1}, pids[2])]
+    assert half.own_process.call().get(timeout=WAIT).values() == pids[1:3]

@@ -143,6 +143,7 @@ def test_a_future_and_an_endpoint_called_bare_get_a_sentence(site: Any) -> None:
     with pytest.raises(TypeError, match=r"\.echo\.call\("):
         player.echo(1)
 
+
 def test_a_stopped_mesh_stays_stopped_for_those_it_was_sent_to(site: Any) -> None:
     procs = site.spawn_procs(2)
     player, caller = procs.spawn("player", Player), None

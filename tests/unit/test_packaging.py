@@ -150,7 +150,7 @@ def imports(name: str, path: Path) -> set[str]:
 
 
 # Inside a function: what gives users a mesh, which stands above.
-AT_CALL = {("roost.actors.context", "roost.mesh.local")}
+AT_CALL = {("roost.actors.context", "roost.mesh.local"), ("roost.actors.context", "roost.mesh.origin")}
 
 
 def test_imports_go_one_way() -> None:

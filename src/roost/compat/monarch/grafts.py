@@ -66,7 +66,6 @@ ADDED: dict[type, dict[str, Any]] = {
     MeshFailure: {"mesh": None},
     Instance: {
         "proc_id": property(lambda self: self.proc_name),
-        "proc_mesh": property(lambda self: self.proc),
         "spawn_tensor_engine": _refusing("spawn_tensor_engine", _TENSORS),
     },
     Channel: {"__class_getitem__": classmethod(lambda cls, item: cls)},
