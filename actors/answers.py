@@ -10,13 +10,15 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import bodies
-from .calls import NO_VALUE, WANTS_ANSWER, body_for
+from .calls import NO_VALUE, WANTS_ANSWER
 from .context import Message
 from .endpoint import EndpointInfo
-from .errors import CallCancelled, CallTimeout, MeshFailure, SupervisionError, failure_record, portable
+from .errors import CallCancelled, CallTimeout, MeshFailure, SupervisionError
 from .mailbox import BoundedQueue
 from .node import SMALL_FRAME, Node
 from .peer import Peer
+from .requests import body_for
+from .travel import failure_record, portable
 from .wire import frame as f
 from .wire import pickling, receivers
 from .wire.receivers import pack_for

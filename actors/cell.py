@@ -25,12 +25,13 @@ from .answers import QUICK, Answers, Ended
 from .calls import MANY, WANTS_ANSWER
 from .context import Message, enter
 from .endpoint import EndpointInfo, endpoints_of, undecorated
-from .errors import ActorDied, ActorStopped, CallCancelled, MeshFailure, SupervisionError, failure_record
+from .errors import ActorDied, ActorStopped, CallCancelled, MeshFailure, SupervisionError
 from .expiry import Expiry
 from .intake import Intake, intake_of
 from .node import Node
 from .refs import ActorId
 from .running import run_special
+from .travel import failure_record
 
 logger = logging.getLogger("roost.actors")
 

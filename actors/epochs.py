@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import bodies
-from .errors import SupervisionError, failure_record
+from .errors import SupervisionError
 from .peer import Peer
+from .travel import failure_record
 from .wire import frame as f
 from .wire import pickling
 

@@ -26,9 +26,9 @@ class Policy:
     True
     """
 
-    mix_sync_async: bool = True  # mesh/procmesh.py, check_class
+    mix_sync_async: bool = True  # actors/endpoint.py, check_kind
     fail_fast: bool = True  # mesh/endpoints.py, the default of a call
-    joint_exceptions: bool = True  # actors/errors.py, _joint_type
+    joint_exceptions: bool = True  # actors/travel.py, _joint_type
     told_is_handled: bool = True  # actors/supervision.py, Failure.delivered
     timeout_cancels: bool = True  # actors/future.py, get
     warn_get_in_loop: bool = False  # actors/future.py, get

@@ -17,16 +17,18 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 from . import bodies
-from .calls import body_for, decode_answer
+from .calls import decode_answer
 from .context import Message, current_message
-from .errors import Busy, MeshFailure, RoostError, failure_record, portable
+from .errors import Busy, MeshFailure, RoostError
 from .future import deadline
 from .link.readers import block
 from .node import Node, current_node
 from .peer import BOUND_BYTES, BOUND_MESSAGES, CREDIT_BYTES, CREDIT_MESSAGES, Peer
 from .receiver import COUNTED, EXCEPTION, Mailbox, Policy, PortClosed, PortReceiver, PortStatistics
 from .refs import ProcRef, new_id
+from .requests import body_for
 from .runtime import current_runtime
+from .travel import failure_record, portable
 from .wire import frame as f
 from .wire import pickling
 from .wire.delivery import BUSY, SEND, CreditSender

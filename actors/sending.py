@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from . import bodies
-from .calls import OneCall, body_for, is_near
+from .calls import OneCall
 from .errors import Busy, MeshFailure
 from .future import _FAILED
 from .node import Node
 from .peer import Peer
+from .requests import body_for, is_near
 from .wire import frame as f
 from .wire import pickling
 from .wire.delivery import BUSY, SEND

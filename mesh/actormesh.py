@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..actors.calls import request
 from ..actors.endpoint import endpoints_of
 from ..actors.errors import RoostError
 from ..actors.future import Future
 from ..actors.node import Node
 from ..actors.refs import ProcRef
+from ..actors.requests import request
 from ..actors.runtime import current_runtime
 from .endpoints import MeshEndpoint, running_node
 from .gather import all_of

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..actors.calls import request, tell
 from ..actors.errors import ActorDied, ActorStopped, CallTimeout, MeshFailure, RoostError, Unreachable
 from ..actors.future import Future
 from ..actors.link.address import Address, AddressError, parse
@@ -20,6 +19,7 @@ from ..actors.link.gate import DialError, DialRefused
 from ..actors.link.stream import Link
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
+from ..actors.requests import request, tell
 from ..actors.runtime import Runtime
 from ..actors.supervision import DYING_WAIT
 from .attached import AttachedHosts

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..actors.calls import MANY, OneCall
-from ..actors.errors import ActorError, MeshFailure, from_portable, from_record
+from ..actors.errors import ActorError, MeshFailure
 from ..actors.future import Future
+from ..actors.travel import from_portable, from_record
 from ..actors.wire.receivers import pack_for
 
 if TYPE_CHECKING:

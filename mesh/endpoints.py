@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ..actors import bodies
-from ..actors.calls import NO_VALUE, WANTS_ANSWER, WANTS_ITEMS, MeshCall, OneCall, body_for
+from ..actors.calls import NO_VALUE, WANTS_ANSWER, WANTS_ITEMS, MeshCall, OneCall
 from ..actors.context import current_message
 from ..actors.endpoint import EndpointDefinition
 from ..actors.errors import ActorStopped
@@ -19,6 +19,7 @@ from ..actors.mailbox import narrow
 from ..actors.node import SMALL_FRAME, Node, current_node
 from ..actors.peer import Peer
 from ..actors.policy import policy
+from ..actors.requests import body_for
 from ..actors.sending import Sender
 from ..actors.streams import ItemCall, ItemStream, RankFuture, StreamCall
 from ..actors.wire import frame as f

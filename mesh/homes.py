@@ -13,12 +13,13 @@ import threading
 from typing import Any, cast
 
 from ..actors.cell import FAILED, Cell
-from ..actors.errors import ActorDied, SupervisionError, failure_record
+from ..actors.errors import ActorDied, SupervisionError
 from ..actors.node import Node
 from ..actors.peer import Peer
 from ..actors.refs import ActorId
 from ..actors.restart import Restart, restore
 from ..actors.runtime import Runtime
+from ..actors.travel import failure_record
 from ..actors.wire import pickling
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from ..actors.calls import request
 from ..actors.context import current_message, current_owner
 from ..actors.errors import ActorStopped, MeshFailure
 from ..actors.future import Future
 from ..actors.policy import policy
 from ..actors.refs import ProcRef, new_id
+from ..actors.requests import request
 from ..actors.runtime import current_runtime
 from ..actors.supervision import Owned
 from .attached import AttachedHosts

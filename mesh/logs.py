@@ -7,10 +7,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..actors.calls import request
 from ..actors.future import Future
 from ..actors.node import Node
 from ..actors.refs import ProcRef
+from ..actors.requests import request
 from ..actors.routing import agent_ref
 from .gather import all_of
 from .shape import Extent

@@ -11,11 +11,11 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..actors.calls import request
 from ..actors.errors import MeshFailure, RoostError
 from ..actors.node import Node
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
+from ..actors.requests import request
 
 logger = logging.getLogger("roost.names")
 

@@ -18,12 +18,12 @@ import msgpack
 
 from ..actors import bodies
 from ..actors.actor import Actor
-from ..actors.calls import request
 from ..actors.errors import ActorDied, MeshFailure, RoostError
 from ..actors.future import Future
 from ..actors.node import Node
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
+from ..actors.requests import request
 from ..actors.routing import agent_ref
 from ..actors.wire import pickling
 from ..actors.wire.definitions import DEFINITIONS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..actors.calls import request
 from ..actors.node import Node
 from ..actors.peer import Peer
 from ..actors.refs import SYSTEM_ACTOR, ProcRef
+from ..actors.requests import request
 from ..actors.runtime import Runtime
 from .shape import Extent
 

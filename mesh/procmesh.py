@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..actors.actor import Actor
-from ..actors.calls import body_for, request, tell
 from ..actors.context import current_message, current_owner
 from ..actors.endpoint import check_kind
 from ..actors.errors import ActorStopped, MeshFailure, RoostError
 from ..actors.future import Future
 from ..actors.node import Node
 from ..actors.refs import SYSTEM_ACTOR, ActorId, ProcRef, new_id
+from ..actors.requests import body_for, request, tell
 from ..actors.restart import Restart
 from ..actors.routing import agent_ref
 from ..actors.runtime import current_runtime

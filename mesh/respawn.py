@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..actors.bodies import Body, inline
-from ..actors.calls import request
 from ..actors.errors import ActorStopped, MeshFailure, RoostError, Unreachable
 from ..actors.future import Future
 from ..actors.node import Node
 from ..actors.peer import Peer
 from ..actors.refs import ActorId, ProcRef
+from ..actors.requests import request
 from ..actors.restart import Restart
 from ..actors.routing import agent_ref
 from ..actors.runtime import current_runtime

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..actors import bodies
-from ..actors.calls import request
 from ..actors.errors import ActorDied, RoostError
 from ..actors.future import Future
 from ..actors.node import Node
 from ..actors.policy import WORKER_SETUP, policy
 from ..actors.refs import ProcRef, new_id
+from ..actors.requests import request
 from ..actors.runtime import current_runtime
 from ..actors.supervision import Failure
 from ..actors.wire import pickling

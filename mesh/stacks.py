@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..actors.calls import request
 from ..actors.errors import RoostError
 from ..actors.future import Future
 from ..actors.node import Node, SystemHandler
 from ..actors.peer import Peer
 from ..actors.refs import ProcRef
+from ..actors.requests import request
 from ..actors.routing import agent_ref
 from .snapshot import snapshot
 

@@ -7,13 +7,13 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
 from typing import Any
 
-from ...actors.calls import request
 from ...actors.errors import RoostError
 from ...actors.link.address import parse
 from ...actors.link.gate import DialError
 from ...actors.link.io import IoThread
 from ...actors.node import Node
 from ...actors.refs import new_id
+from ...actors.requests import request
 from ...mesh.card import SECRET
 from ...mesh.identity import identity_of
 from .found import Agent

@@ -21,7 +21,6 @@ from typing import Any
 
 import msgpack
 
-from ...actors.calls import tell
 from ...actors.errors import MeshFailure
 from ...actors.link.address import parse
 from ...actors.link.io import IoThread
@@ -29,6 +28,7 @@ from ...actors.link.stream import Link
 from ...actors.node import Node
 from ...actors.peer import Peer
 from ...actors.refs import ProcRef
+from ...actors.requests import tell
 from ...actors.runtime import Runtime, set_runtime
 from ...actors.supervision import DYING_WAIT
 from ..card import write_agent

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...actors.calls import request, tell
 from ...actors.errors import MeshFailure
 from ...actors.link.address import parse
 from ...actors.link.gate import DialError, DialRefused
@@ -22,6 +21,7 @@ from ...actors.link.stream import Link
 from ...actors.node import Node
 from ...actors.peer import Peer
 from ...actors.refs import ProcRef
+from ...actors.requests import request, tell
 from ...actors.routing import LINK_TIMEOUT
 from ..place import here, watch_end
 

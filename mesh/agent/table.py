@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ...actors.calls import request
 from ...actors.errors import MeshFailure, RoostError
 from ...actors.node import Node
 from ...actors.peer import Peer
 from ...actors.refs import ProcRef
+from ...actors.requests import request
 from ..stacks import stacks_of
 
 if TYPE_CHECKING:

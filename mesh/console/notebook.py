@@ -14,10 +14,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...actors.calls import Request, _next_call, request
+from ...actors.calls import _next_call
 from ...actors.errors import RoostError
 from ...actors.node import Node
 from ...actors.refs import ProcRef
+from ...actors.requests import Request, request
 from .screen import Screen
 
 REMEMBERED = 1000  # cells

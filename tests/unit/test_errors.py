@@ -20,12 +20,8 @@ from roost.actors.errors import (
     RoostError,
     SupervisionError,
     Unreachable,
-    failure_record,
-    from_portable,
-    from_record,
-    join,
-    portable,
 )
+from roost.actors.travel import failure_record, from_portable, from_record, join, portable
 
 
 class Two(Exception):

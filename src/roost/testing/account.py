@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..actors.calls import Request, _Call
+from ..actors.calls import _Call
+from ..actors.requests import Request
 from .clock import Clock
 from .lanes import DONE, Lane, Scheduler, describe
 from .network import Network

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from .. import actors
-from ..actors import errors, routing
+from ..actors import routing, travel
 from ..actors.endpoint import EndpointDefinition
 from ..actors.errors import MeshFailure
 from ..actors.faults import default_fault_hook
@@ -106,7 +106,7 @@ class Simulation(Trouble, Account):
         thread.start()
         watch, original = self.watch, EndpointDefinition.info
         self._stand_ins.set(EndpointDefinition, "info", lambda definition: watch.info(definition, original(definition)))
-        self._stand_ins.set(errors, "OWN_FILES", (*errors.OWN_FILES, "testing/watch.py"))
+        self._stand_ins.set(travel, "OWN_FILES", (*travel.OWN_FILES, "testing/watch.py"))
         if self._link_timeout is not None:
             self._stand_ins.set(routing, "LINK_TIMEOUT", self._link_timeout)
         home = self.add_host()
