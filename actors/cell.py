@@ -29,6 +29,7 @@ from .errors import ActorDied, ActorStopped, CallCancelled, MeshFailure, Supervi
 from .expiry import Expiry
 from .intake import Intake, intake_of
 from .node import Node
+from .policy import policy
 from .refs import ActorId
 from .running import run_special
 from .travel import failure_record
@@ -284,14 +285,19 @@ class Cell(Answers):
             self.too_late(message, _how(error))
             return
         self.failed += 1
-        if message.flags & WANTS_ANSWER:
+        deadly = isinstance(error, SystemExit | KeyboardInterrupt) and policy().exit_kills
+        if message.flags & WANTS_ANSWER and not deadly:
             self.answer_error(message, error)
             return
-        reason = f"{self.name}.{message.method} raised {type(error).__name__}: {error}, and nobody waits for its answer"
+        ending = "which ends it" if deadly else "and nobody waits for its answer"
+        reason = f"{self.name}.{message.method} raised {type(error).__name__}: {error}, {ending}"
         if threading.get_ident() == self._home:
             self.die(error, reason)
         else:
             self.fail_from_outside(error, reason)
+        if deadly:
+            dead = ActorDied(f"{self.name} at rank {self.rank} has failed: {reason}", mesh_name=self.name)
+            self.answer_error(message, dead, gone="failed")
 
     def die(self, error: BaseException, reason: str) -> None:
         """The actor fails: its owner is told, messages that wait are answered with the reason."""

@@ -90,6 +90,9 @@ def enter(message: Message) -> None:
     _message.set(message)
 
 
+serving = _message.get  # `current_message` for hot paths
+
+
 def current_message() -> Message | None:
     """The message whose code is running, or None outside of actors."""
     return _message.get()

@@ -174,7 +174,7 @@ class Future(Generic[R]):
         Works in a script, in a notebook cell, and in a sync endpoint. In a coroutine use `await`, or this blocks its
         loop. Raises CallTimeout (a TimeoutError) when the time has passed; the call is then cancelled.
         """
-        if policy().warn_get_in_loop and asyncio._get_running_loop() is not None:
+        if asyncio._get_running_loop() is not None and policy().warn_get_in_loop:
             warnings.warn("get() blocks the active event loop of this thread: await the future", stacklevel=2)
         if self._state == _PENDING and not self._wait(timeout):
             if not policy().timeout_cancels:

@@ -21,6 +21,7 @@ class Policy:
         timeout_cancels: a `get` whose timeout passes cancels the call; otherwise the future stays usable.
         warn_get_in_loop: `get()` in a thread with a running event loop warns.
         forward_output: what workers print appears at the controller.
+        exit_kills: `sys.exit()` in an endpoint ends its actor, instead of being raised at the caller alone.
 
     >>> Policy().fail_fast
     True
@@ -33,6 +34,7 @@ class Policy:
     timeout_cancels: bool = True  # actors/future.py, get
     warn_get_in_loop: bool = False  # actors/future.py, get
     forward_output: bool = True  # mesh/hostmesh.py, spawn_procs
+    exit_kills: bool = False  # actors/cell.py, raised
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ..actors import bodies
 from ..actors.calls import NO_VALUE, WANTS_ANSWER, WANTS_ITEMS, MeshCall, OneCall
-from ..actors.context import current_message
+from ..actors.context import serving
 from ..actors.endpoint import EndpointDefinition
 from ..actors.errors import ActorStopped
 from ..actors.future import Future
@@ -174,7 +174,7 @@ class MeshEndpoint(Generic[P, R]):
     def _limit(self) -> tuple[float | None, bool]:
         """(seconds this call may take, whether they are those of the call that is being served)."""
         own = self._options.timeout
-        message = current_message()
+        message = serving()
         if message is None or message.deadline is None:
             return own, False
         left = max(message.deadline - time.monotonic(), 0.0)
@@ -204,9 +204,11 @@ class MeshEndpoint(Generic[P, R]):
     ) -> Future[R]:
         if call is None:
             call = OneCall(node, self._about, peer, rank)
-        limit, inherited = self._limit()
-        if limit is not None:
-            node.deadlines.add(call.call_id, limit, inherited)
+        limit = self._options.timeout
+        if limit is not None or serving() is not None:
+            limit, inherited = self._limit()
+            if limit is not None:
+                node.deadlines.add(call.call_id, limit, inherited)
         flags |= WANTS_ANSWER
         if not packed.buffers and not packed.definitions and len(packed.data) <= SMALL_FRAME:
             envelope = f.packb((None, self._actor, self._name, call.call_id, flags, self._wire_shape, limit))

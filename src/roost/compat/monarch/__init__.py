@@ -19,10 +19,11 @@ __all__ = ["install", "install_worker"]
 _SETUP = f"{__name__}:install_worker"
 _STRICT = "ROOST_MONARCH_STRICT"
 
-MANNERS = Policy(timeout_cancels=False, warn_get_in_loop=True)
+MANNERS = Policy(timeout_cancels=False, warn_get_in_loop=True, exit_kills=True)
 """What a program for Monarch may rely on; where it cannot tell, Roost's own manners."""
 
 STRICT = Policy(
+    exit_kills=True,
     mix_sync_async=False,
     fail_fast=False,
     joint_exceptions=False,
