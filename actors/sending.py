@@ -41,7 +41,7 @@ class Sender:
         call.actor = actor
         with peer.lock:
             account = peer.credit.get(actor) or peer.credit_for(actor)
-            if account.admit(len(data)) == SEND:
+            if peer.dead is None and account.admit(len(data)) == SEND:
                 try:
                     call.seq = node.post_small(peer, f.CALL, envelope, data, rank, len(node.pending) > 1)
                 except MeshFailure as error:
@@ -60,7 +60,8 @@ class Sender:
             call.actor = actor
         with peer.lock:  # credit and number are taken together, so that nothing that waits is overtaken
             account = peer.credit_for(actor)
-            decision = account.admit(body.nbytes)
+            # What is refused by the dead takes no credit: they give none back, and calls would wait for it for ever.
+            decision = SEND if peer.dead is not None else account.admit(body.nbytes)
             if decision == SEND:
                 Sender._post(node, call, peer, rank, envelope, body, defer)
                 return
@@ -130,7 +131,8 @@ class Sender:
         failed: list[tuple[int, Exception]] = []
         for peer, rank in targets:
             with peer.lock:
-                decision = peer.credit_for(actor).admit(body.nbytes)
+                dead = peer.dead is not None
+                decision = SEND if dead else peer.credit_for(actor).admit(body.nbytes)
                 if decision == SEND:
                     ready.append((peer, rank))
                 elif decision != BUSY:

@@ -372,6 +372,7 @@ def test_calls_cancelled_at_a_sender_that_waits_leave_no_gap(one: Any, barrier: 
     calls = [actor.note.call_one(i) for i in range(20)]
     for call in calls[::2]:
         call.cancel()
+    actor.statistics().get(timeout=WAIT)  # the word of those that were sent has arrived before it
     barrier.open()
     for call in calls[1::2]:
         call.get(timeout=WAIT)

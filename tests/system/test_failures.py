@@ -285,6 +285,17 @@ def test_answers_given_before_a_death_are_not_lost(spawn: Spawn) -> None:
     assert isinstance(caught(death), ActorDied)
 
 
+def test_a_dead_rank_refuses_any_number_of_calls_at_once(spawn: Spawn) -> None:
+    """More than there is credit for: the dead give none back."""
+    mesh = spawn(Faulty, n=2)
+    one = mesh.slice(gpus=1)
+    assert isinstance(caught(one.exit_me.call_one(3)), ActorDied)
+    for _ in range(5000):
+        assert isinstance(one.echo.call_one(1).exception(timeout=WAIT), ActorDied)
+        assert isinstance(mesh.echo.call(1).exception(timeout=WAIT), ActorDied)
+    assert mesh.slice(gpus=0).echo.call_one(2).get(timeout=WAIT) == 2
+
+
 def test_an_actor_learns_that_the_rank_it_waits_for_is_dead(site: Any) -> None:
     procs = site.spawn_procs(2)
     waiting = procs.slice(gpus=0).spawn("waiting", Player)
