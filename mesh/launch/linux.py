@@ -38,9 +38,9 @@ def set_parent_death_signal(sig: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(sig))
 
 
-def set_child_subreaper() -> None:
-    """Make orphans among our descendants our own children."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+def set_child_subreaper(on: bool = True) -> None:
+    """Make orphans among our descendants our own children, or no longer."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on))
 
 
 def set_comm(name: str) -> None:

@@ -123,7 +123,10 @@ def _descriptors() -> int:
 def nothing_left() -> Iterator[None]:
     """No child, adopted or own, and no descriptor more than before."""
     before = _descriptors()
-    yield
+    try:
+        yield
+    finally:
+        linux.set_child_subreaper(False)  # else what later tests orphan would be left to us
     assert linux.children(os.getpid()) == []
     assert _descriptors() == before
 
