@@ -155,6 +155,8 @@ class _Call(Led):
 
     def _time_out(self, text: str, stacks: dict[int, str]) -> None:
         silent = self._silent()
+        if not silent and (self.node.io.inside() or Led._wait(self, STACKS_WAIT)):
+            return  # the last answer has come meanwhile, and is being told
         error = CallTimeout(text)
         error.stacks = stacks
         error.unanswered = tuple(silent)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .node import Node
 
+INHERITED_GRACE = 1.5  # seconds
 _TIDY = 1024  # entries below which nothing is tidied
 
 
@@ -35,8 +36,11 @@ class Deadlines:
         return f"<Deadlines of {self._node.name}, {len(self)}>"
 
     def add(self, call: int, seconds: float, inherited: bool = False) -> None:
-        """The call with this number expires in `seconds`; `inherited`: the deadline is that of whoever called us."""
-        when = time.monotonic() + seconds
+        """The call with this number expires in `seconds`; `inherited`: the deadline is that of whoever called us.
+
+        An inherited one waits a little longer here: its owner looks first at what runs, and cancels from the top.
+        """
+        when = time.monotonic() + seconds + (INHERITED_GRACE if inherited else 0.0)
         with self._lock:
             if len(self._heap) > _TIDY and len(self._heap) > 4 * len(self._node.pending):
                 self._heap = [entry for entry in self._heap if entry[1] in self._node.pending]

@@ -229,7 +229,9 @@ class Future(Generic[R]):
         if self._failure is not None:
             self._failure.delivered()
         if self._note and state == _CANCELLED:
-            raise type(self._value)(f"{self._value.args[0]} ({self._note})")
+            noted = type(self._value)(f"{self._value.args[0]} ({self._note})")
+            noted.__dict__.update(self._value.__dict__)
+            raise noted
         raise self._value
 
     def __await__(self) -> Generator[Any, None, R]:

@@ -22,10 +22,11 @@ _KINDS: dict[str, type[RoostError]] = {
 class Request(_Call):
     """One of Roost's own requests to a process; its arguments and answer are plain values."""
 
-    __slots__ = ()
+    __slots__ = ("actor",)
 
-    def __init__(self, node: Node, about: str, peer: Peer) -> None:
+    def __init__(self, node: Node, about: str, peer: Peer, actor: int = 0) -> None:
         super().__init__(node, about, (peer,))
+        self.actor = actor  # that it is to begin: whoever hears from this future that it failed has heard of its failure
 
     def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
         self._unregister()
@@ -33,6 +34,8 @@ class Request(_Call):
             self.set_result(fields[5])
         else:
             record = fields[5]
+            if self.actor:
+                self._hold(self.node.failure_of(self.actor, peer.proc_id))
             known = _KINDS.get(record["kind"])
             self.set_exception(known(record["text"]) if known else RoostError(f"{record['kind']}: {record['text']}"))
 
@@ -43,11 +46,11 @@ class Request(_Call):
 
 
 def request(
-    node: Node, where: ProcRef | Peer, method: str, *arguments: Any, body: bodies.Body | None = None
+    node: Node, where: ProcRef | Peer, method: str, *arguments: Any, body: bodies.Body | None = None, actor: int = 0
 ) -> Request:
     """Ask a process for something; the answer is a Future of plain values."""
     peer = where if isinstance(where, Peer) else node.peer_at(where)
-    call = Request(node, f"{method} at {peer.name}", peer)
+    call = Request(node, f"{method} at {peer.name}", peer, actor)
     layout = body.layout if body is not None else None
     envelope = f.packb([layout, SYSTEM_ACTOR, method, call.call_id, WANTS_ANSWER, None, None, list(arguments)])
     try:

@@ -65,9 +65,11 @@ class CallOptions:
     window: int = 16
 
     def __post_init__(self) -> None:
+        if self.timeout is not None and not isinstance(self.timeout, int | float):
+            raise TypeError(f"timeout={self.timeout!r} is not a number of seconds")
         if self.timeout is not None and not self.timeout >= 0:
             raise ValueError(f"timeout={self.timeout!r} is not a number of seconds")
-        if self.window < 1:
+        if not isinstance(self.window, int) or self.window < 1:
             raise ValueError(f"window={self.window!r}: a stream is at least one item ahead")
 
 

@@ -82,8 +82,11 @@ class ActorPlan:
         wire = restart.to_wire() if restart is not None else None
         owner = (self.owner.proc_id, self.owner.actor_id)
         spawn = ("spawn actor", members.actor_id, members.name)
+        actor = members.actor_id
         return [
-            request(node, members.refs[rank], *spawn, rank, labels, sizes, *owner, sent.layout, wire, body=sent)
+            request(
+                node, members.refs[rank], *spawn, rank, labels, sizes, *owner, sent.layout, wire, body=sent, actor=actor
+            )
             for rank in ranks
         ]
 

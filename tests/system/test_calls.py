@@ -129,6 +129,8 @@ def test_options_stand_among_the_keywords_or_apart(spawn: Spawn) -> None:
         one.square.options(patience=3)
     with pytest.raises(ValueError, match="timeout=-1"):
         one.square.call_one(3, timeout=-1)
+    with pytest.raises(TypeError, match="timeout='3'"):
+        one.square.call_one(3, timeout="3")
     assert "worker.square(value" in repr(one.square.options(timeout=3))
 
 
@@ -172,6 +174,37 @@ def test_a_deadline_reaches_the_endpoint_and_the_calls_it_makes(spawn: Spawn) ->
     assert 0 < first.left.call_one(timeout=20).get() <= 20
     inner = first.left_two_down.call_one(second, timeout=20).get()
     assert inner is not None and 0 < inner <= 20
+
+
+@pytest.mark.parametrize("method", ["ask", "aask"])
+def test_a_deadline_passed_to_a_nested_call_shows_where_the_called_actor_waits(
+    site: Any, barrier: Any, method: str
+) -> None:
+    procs = site.spawn_procs(2)
+    worker = procs.spawn("worker", Worker)
+    first, second = procs.slice(gpus=0).spawn("asker", Asker), worker.slice(gpus=1)
+    worker.whoami.call().get(timeout=WAIT)
+    with pytest.raises(CallTimeout) as caught:
+        getattr(first, method).call_one(second, barrier.path, timeout=0.3).get()
+    error = caught.value
+    assert error.unanswered == (0,) and "no answer from rank 0" in str(error)
+    assert "line" in error.stacks[0] and method in error.stacks[0]
+    barrier.open()
+    assert second.square.call_one(3).get(timeout=WAIT) == 9
+
+
+class Asker(Actor):
+    """Waits for another actor."""
+
+    @endpoint
+    def ask(self, worker: Any, barrier: str) -> int:
+        found: int = worker.fail_if.call_one([], barrier).get()
+        return found
+
+    @endpoint
+    async def aask(self, worker: Any, barrier: str) -> int:
+        found: int = await worker.fail_if.call_one([], barrier)
+        return found
 
 
 def test_many_deadlines_that_are_met_leave_nothing(spawn: Spawn) -> None:

@@ -406,6 +406,15 @@ def test_what_initialized_has_told_is_not_reported(site: Any, faults: Any) -> No
     assert faults.get(timeout=WAIT).mesh_name == "unseen" and faults.empty()
 
 
+def test_what_initialized_of_an_actor_mesh_has_told_is_not_reported(site: Any, faults: Any) -> None:
+    mesh = site.spawn_procs(2).spawn("faulty", Faulty, 1)
+    assert "the constructor fails" in str(caught(mesh.initialized))
+    other = site.spawn_procs(1).spawn("other", Faulty, 0)
+    assert "the constructor fails" in faults.get(timeout=WAIT).report(), "that of whom nobody asked is"
+    assert faults.empty()
+    assert other.name == "other"
+
+
 def test_a_dead_process_that_nobody_asks_is_reported_once_a_rank(site: Any, faults: Any) -> None:
     procs = site.spawn_procs(2)
     first, second = procs.spawn("first", Faulty), procs.spawn("second", Faulty)
