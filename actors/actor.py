@@ -68,11 +68,16 @@ class Actor:
                 if not isinstance(size, int) or size < 1:
                     raise ValueError(f"{cls.__qualname__}: lane {name!r} has size {size!r}, it must be at least 1")
             cls._roost_lanes = {**cls._roost_lanes, **lanes}
+        endpoints = endpoints_of(cls)
+        for name, definition in endpoints.items() if cls._roost_lanes else ():
+            if definition.lane and definition.lane not in cls._roost_lanes:
+                known = ", ".join(cls._roost_lanes)
+                raise ValueError(f"{cls.__qualname__}.{name}: there is no lane {definition.lane!r}, lanes= has {known}")
         if mailbox is not None:
             if not isinstance(mailbox, Mailbox):
                 raise TypeError(f"{cls.__qualname__}: mailbox={mailbox!r} is no Mailbox(limit=…, policy=…)")
             cls._roost_mailbox = mailbox
-        taken = sorted(RESERVED & set(endpoints_of(cls)))
+        taken = sorted(RESERVED & set(endpoints))
         if taken:
             raise ValueError(
                 f"{cls.__qualname__}: an endpoint cannot be called {', '.join(map(repr, taken))}, "

@@ -91,7 +91,8 @@ class Answers:
             stream.more(total)
 
     def watch(self, peer: Peer) -> None:
-        """End the streams of a caller that dies."""
+        """Streams of a caller that dies, or is out of reach for long, end; until `unwatch`."""
+        self.node.vigil.heed(peer)
         if peer.proc_id in self._watched:
             return
         self._watched.add(peer.proc_id)
@@ -104,6 +105,10 @@ class Answers:
                     cell.give_up(stream.message, GONE)
 
         self.node.when_dead(peer.proc_id, died)
+
+    def unwatch(self, peer: Peer) -> None:
+        """One stream of a caller has ended."""
+        self.node.vigil.release(peer)
 
     def refuse(self, message: Message) -> None:
         """Answer a call that the actor's end has overtaken."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Batch(Message):
     """Calls that run as one. It waits and runs as a message itself, one that wants no answer."""
 
-    __slots__ = ("_closed", "_filled", "_full", "_loop", "info", "members", "passed", "until")
+    __slots__ = ("_closed", "_filled", "_full", "_hurried", "_loop", "info", "members", "passed", "until")
 
     def __init__(self, cell: Cell, info: EndpointInfo, first: Message) -> None:
         fields = [None, cell.actor_id, info.name, 0, 0, cell.shape, None]
@@ -34,7 +34,8 @@ class Batch(Message):
         self._filled = threading.Condition(threading.Lock())
         self._full: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        self._closed = self._hurried = False
+        first.task = self
 
     @property
     def key(self) -> tuple[int, int]:
@@ -46,11 +47,26 @@ class Batch(Message):
             if self._closed or self.is_full():
                 return False
             self.members.append(message)
+            message.task = self
             if self.is_full():
-                self._filled.notify_all()
-                if self._loop is not None and self._full is not None:
-                    self._loop.call_soon_threadsafe(self._full.set)
+                self._notify()
             return True
+
+    def hurry(self) -> None:
+        """Wait for no more calls: something is held up by that, or nobody wants those that are here. From any thread."""
+        with self._filled:
+            if not self._hurried:
+                self._hurried = True
+                self._notify()
+
+    def _notify(self) -> None:
+        """Wake whoever waits for it to fill; under the lock."""
+        self._filled.notify_all()
+        if self._loop is not None and self._full is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._full.set)
+            except RuntimeError:  # closed: the actor has ended
+                return
 
     def drop(self) -> Message | None:
         """Take its oldest call out, to make room; None when it has been started."""
@@ -60,16 +76,20 @@ class Batch(Message):
     def is_full(self) -> bool:
         return len(self.members) >= self.info.batch
 
+    def is_ready(self) -> bool:
+        """Whether it is full, or may wait no longer."""
+        return self._hurried or self.is_full()
+
     def wait(self) -> None:
-        """Wait in this thread until it is full, or has waited long enough."""
+        """Wait in this thread until it is full, has waited long enough, or must not wait."""
         with self._filled:
-            self._filled.wait_for(self.is_full, max(self.until - time.monotonic(), 0.0))
+            self._filled.wait_for(self.is_ready, max(self.until - time.monotonic(), 0.0))
 
     async def filled(self) -> None:
         """The same on an event loop."""
         with self._filled:
             left = self.until - time.monotonic()
-            if left <= 0 or self.is_full():
+            if left <= 0 or self.is_ready():
                 return
             self._loop, self._full = asyncio.get_running_loop(), asyncio.Event()
         try:
@@ -101,6 +121,14 @@ class Batch(Message):
 
     def cancel(self, message: Message) -> None:
         """One of its calls is not wanted any more: the others are; without any, what runs is cancelled."""
+        if not message.running:
+            self.cell.answer_cancelled(message, "")
+            message.data, message.buffers = b"", []
+            with self._filled:
+                wanted = any(member.cancelled is None for member in self.members)
+            if not wanted:
+                self.hurry()
+            return
         self.cell.answer_cancelled(message, "it ran on with the others of its batch")
         if all(member.cancelled is not None for member in self.members):
             self.cell.give_up(self, message.cancelled or "")
@@ -165,10 +193,14 @@ async def run_async(batch: Batch) -> None:
 
 
 class Joins:
-    """Joins calls of batched endpoints as they come to one line of messages: the home thread's, or a lane's."""
+    """Joins calls of batched endpoints as they come to one line of messages: the home thread's, or a lane's.
 
-    def __init__(self, cell: Cell) -> None:
+    A batch in a line of one (`hurries`) waits for no more calls once there is a message behind it.
+    """
+
+    def __init__(self, cell: Cell, *, hurries: bool) -> None:
         self._cell = cell
+        self._hurries = hurries
         self._open: dict[str, Batch] = {}
 
     def place(self, message: Message, info: EndpointInfo | None) -> Message | None:
@@ -180,10 +212,18 @@ class Joins:
             self._pass(sender, found)
             return None
         self._pass(sender, None)
+        if self._hurries:
+            self.hurry()
         if not batched or info is None:
             return message
         batch = self._open[message.method] = Batch(self._cell, info, message)
         return batch
+
+    def hurry(self) -> None:
+        """Something waits behind the batches of this line. Concurrent ones hold nobody up."""
+        for batch in list(self._open.values()):
+            if not batch.info.concurrent:
+                batch.hurry()
 
     def _pass(self, sender: int, joined: Batch | None) -> None:
         for batch in self._open.values():

@@ -8,6 +8,7 @@ deadlines and cancellations find it.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from .peer import Peer
 from .travel import from_portable, from_record
 from .wire import frame as f
 from .wire import pickling
+
+logger = logging.getLogger("roost.calls")
 
 WANTS_ANSWER = 1  # flags of a CALL
 WANTS_ITEMS = 2  # the caller takes the items of a streaming endpoint one by one, as ITEM frames
@@ -177,6 +180,8 @@ class _Call(Led):
     def _cancel_remote(self, reason: str) -> None:
         envelope = f.packb([self.call_id, reason])
         for peer in self._unanswered():
+            if peer.proc_id == self.node.proc_id:  # an actor that called itself takes the next message at once
+                self.node.cancel_here(peer, self.call_id, reason)
             if peer.dead is None:
                 self.node._post_quietly(peer, f.CANCEL, envelope)
                 if peer.link is not None:
@@ -318,6 +323,18 @@ class OneCall(_Call):
     def _decode(self, raw: Any) -> Any:
         return decode_answer(*raw)
 
+    def _unseen(self) -> None:
+        warn_unseen(self.about, self._value)
+
+
+def warn_unseen(about: str, raw: Any) -> None:
+    """Somebody has called, and never asked for the answer, which is a failure: `get()` was forgotten, most likely."""
+    kind, rank, fields, *_ = raw
+    if kind == f.ERROR and not fields[5].get("gone"):
+        kind_name = fields[5]["type"].removeprefix("builtins.")
+        text = fields[5]["text"]
+        logger.warning("%s at rank %d raised %s: %s; nobody asked for its answer", about, rank, kind_name, text)
+
 
 def about_call(error: Exception, about: str, rank: int) -> Exception:
     """The error of one call: the failure's own, said of this call, so that each has a traceback of its own."""
@@ -419,6 +436,12 @@ class MeshCall(_Call):
         if not self.errors:
             return self.gather([decode_answer(*answer) for answer in self.answers])
         raise self._joined()
+
+    def _unseen(self) -> None:
+        for rank in sorted(self.errors):
+            if self.errors[rank] is None:
+                warn_unseen(self.about, self.answers[rank])
+                break
 
     def _joined(self) -> BaseException:
         failures: list[tuple[int, BaseException]] = []

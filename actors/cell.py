@@ -127,12 +127,17 @@ class Cell(Answers):
         """Do something on the home thread, before messages that wait. From any thread."""
         self.urgent.append(action)
         self.queue.put(None)
-        self._wake()
+        self._hurry()
 
     def stop(self, reason: str) -> None:
         """End after the messages that wait."""
         self.reason = reason
         self.queue.put(_STOP)
+        self._hurry()
+
+    def _hurry(self) -> None:
+        if self.intake is not None:
+            self.intake.hurry()
         self._wake()
 
     # the home thread

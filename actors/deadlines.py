@@ -19,6 +19,11 @@ INHERITED_GRACE = 1.5  # seconds
 _TIDY = 1024  # entries below which nothing is tidied
 
 
+def not_taken(seconds: float) -> str:
+    """Why a stream is late that has waited this long for whoever reads it."""
+    return f"its caller took no item for {seconds:.1f} s: the stream waits for its caller"
+
+
 class Deadlines:
     """Calls `expire(seconds, inherited)` on pending calls whose time has passed, on the I/O thread."""
 

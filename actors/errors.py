@@ -23,7 +23,9 @@ from .ranks import spell
 _NAMED = 8  # ranks named in a text
 _STACKS = 4  # different stacks in a text …
 _STACK_LINES = 40  # … and lines of each
-_ADDRESSES = re.compile(r"0x[0-9a-f]+|\b(?:pid|thread|Thread-)\s?\d+", re.IGNORECASE)  # what differs in equal stacks
+_RANK = re.compile(r" at rank \d+")
+# What differs in equal stacks: addresses, thread numbers, ranks of actors.
+_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b(?:pid|thread|Thread-)\s?\d+|(?<=^actor )(\S+)\[\d+\]", re.IGNORECASE | re.M)
 
 
 OWNS = ", which it owns, has failed: "  # between what failed and the failure of its own that it follows from
@@ -123,8 +125,9 @@ class CallTimeout(RoostError, TimeoutError):
             text += f"\nno answer from rank{'s' if len(self.unanswered) > 1 else ''} {who}{more}"
         alike: dict[str, list[int]] = {}
         for rank, stack in self.stacks.items():
-            alike.setdefault(_ADDRESSES.sub("…", stack), []).append(rank)
-        for ranks in list(alike.values())[:_STACKS]:
+            alike.setdefault(_PARTICULAR.sub(r"\1", stack.partition("\n")[2]), []).append(rank)
+        told = sorted(alike.values(), key=len)  # the odd one out comes first
+        for ranks in told[:_STACKS]:
             lines = self.stacks[ranks[0]].rstrip().split("\n")
             text += f"\nrank{'s' if len(ranks) > 1 else ''} {spell(ranks, most=_NAMED)}:"
             text += "".join(f"\n    {line}" for line in lines[:_STACK_LINES])
@@ -222,7 +225,7 @@ def _short(error: BaseException) -> str:
     if isinstance(error, ActorError):
         return f"{type(error.original).__name__}: {error.original}"
     if isinstance(error, MeshFailure):
-        return f"{type(error).__name__}: {error.reason}"
+        return f"{type(error).__name__}: {_RANK.sub('', error.reason.partition(chr(10))[0])}"
     return traceback.format_exception_only(type(error), error)[-1].strip()
 
 

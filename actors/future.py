@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import CallCancelled, CallTimeout
 from .link.readers import block
@@ -70,6 +70,11 @@ class Future(Generic[R]):
         about = self._about()
         note = f", {self._note}" if self._note else ""
         return f"<Future{' of ' + about if about else ''}: {_NAMES[self._state]}{note}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"a Future has no {name!r}: get() it, or await it, and ask the value that it gives")
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future cannot be sent to another process: get() it, and send what it gives")
@@ -279,6 +284,11 @@ class Future(Generic[R]):
         failure = getattr(self, "_failure", None)  # a constructor may have been interrupted
         if failure is not None:
             failure.dropped()
+        elif getattr(self, "_state", _PENDING) == _RAW:
+            self._unseen()
+
+    def _unseen(self) -> None:
+        """It is thrown away with an answer that nobody has asked for."""
 
 
 class _CallbackThread:

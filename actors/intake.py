@@ -31,7 +31,7 @@ class Intake:
         self.mailbox = mailbox
         self.dropped = self.refused = 0
         self._cell = cell
-        self._joins = Joins(cell)
+        self._joins = Joins(cell, hurries=True)
 
     def __repr__(self) -> str:
         return f"<Intake of {self._cell.name}: {self.mailbox}, {list(self.lanes.values())}>"
@@ -121,6 +121,10 @@ class Intake:
         """The actor lives: calls of lanes may start."""
         for lane in self.lanes.values():
             lane.open()
+
+    def hurry(self) -> None:
+        """What waits in the home thread for more calls is to wait no longer: the actor ends, or has something urgent."""
+        self._joins.hurry()
 
     def end(self, *, at_once: bool) -> None:
         """The actor ends, and its lanes with it. On the home thread."""

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .answers import THE_END
-from .batching import Joins
+from .batching import Batch, Joins
 from .context import Message
 from .endpoint import EndpointInfo
 from .link.io import new_event_loop
@@ -32,7 +32,7 @@ class Lane:
         self.size = size
         self.running: set[Message] = set()
         self._waiting: deque[tuple[Message, EndpointInfo]] = deque()
-        self._joins = Joins(cell)
+        self._joins = Joins(cell, hurries=False)
         self._changed = threading.Condition(threading.Lock())
         self._threads: list[threading.Thread] = []
         self._sync = self._workers = 0  # sync calls that run, and threads for them
@@ -80,6 +80,14 @@ class Lane:
                 self._thread(self._main, f"-{self._workers}")
                 self._workers += 1
             self._inbox.put(message)
+        if self._waiting:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """Batches that run and wait for more calls are to wait no longer."""
+        for message in self.running:
+            if isinstance(message, Batch):
+                message.hurry()
 
     def _thread(self, target: Any, suffix: str, *args: Any) -> None:
         name = f"roost-{self.cell.name}-{self.name}{suffix}"
@@ -141,6 +149,7 @@ class Lane:
         Streams are not waited for: they may have no end.
         """
         with self._changed:
+            self._hurry()
             self._changed.wait_for(self._is_drained, max(until - time.monotonic(), 0.0))
             self._closed = True
             self._waiting.clear()

@@ -30,6 +30,7 @@ from .peer import Peer
 from .receiving import Receiving
 from .refs import SYSTEM_ACTOR, ProcRef
 from .routing import Routing
+from .vigil import Vigil
 from .wire import frame as f
 
 __all__ = ["SMALL_FRAME", "Node", "SystemHandler", "current_node", "set_node"]
@@ -57,6 +58,7 @@ class Node(Receiving):
         self._dead: deque[int] = deque()  # peers that have ended, the oldest first
         self.gate = Gate(io, secret, identity, self._on_link, self._on_frame, self._on_broken)
         self.routing = Routing(self)
+        self.vigil = Vigil(self)
         self.deadlines = Deadlines(self)
         self.epochs = EpochGate(self)
         self.peer(self.proc_id, self.name).link = LoopLink(self)  # type: ignore[assignment]

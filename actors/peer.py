@@ -32,7 +32,7 @@ class Peer:
     """The other end of one end-to-end sequence each way. `lock` guards everything but the inbox."""
 
     __slots__ = (
-        "acked", "credit", "dead", "granting", "inbox", "known", "link", "lock", "name", "outbox",
+        "acked", "asked", "credit", "dead", "granting", "heeded", "inbox", "known", "link", "lock", "name", "outbox",
         "owed", "owed_bytes", "proc_id", "routing", "segments", "silent_since", "watched", "where",
     )  # fmt: skip
 
@@ -50,7 +50,9 @@ class Peer:
         self.granting: dict[int, CreditReceiver] = {}  # by actor here
         self.dead: Exception | None = None
         self.routing = False
-        self.watched = False
+        self.watched = False  # its agent will tell of its end …
+        self.asked = False  # … and who is nearer to it than this process
+        self.heeded = 0  # how much here waits for it, other than calls
         self.silent_since = 0.0
         self.acked = 1
         self.owed = 0  # frames received since this side last acknowledged

@@ -281,8 +281,12 @@ class Receiving(Carrier):
             cell.more(peer, fields[0], fields[2])
 
     def _take_cancel(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:
+        self.cancel_here(peer, fields[0], fields[1])
+
+    def cancel_here(self, peer: Peer, call: int, reason: str) -> None:
+        """Cancel a call of `peer` at whatever actor of this process has it."""
         for cell in list(self.cells.values()):
-            if cell.cancel(peer, fields[0], fields[1]):
+            if cell.cancel(peer, call, reason):
                 return
 
     def _take_definition(self, peer: Peer, marks: int, fields: list[Any], body: Any) -> None:

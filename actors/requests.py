@@ -26,7 +26,9 @@ class Request(_Call):
 
     def __init__(self, node: Node, about: str, peer: Peer, actor: int = 0) -> None:
         super().__init__(node, about, (peer,))
-        self.actor = actor  # that it is to begin: whoever hears from this future that it failed has heard of its failure
+        self.actor = (
+            actor  # that it is to begin: whoever hears from this future that it failed has heard of its failure
+        )
 
     def answered(self, peer: Peer, kind: int, rank: int, fields: list[Any], body: Any) -> None:
         self._unregister()

@@ -97,7 +97,7 @@ class Routing:
                 return
             except (DialError, AddressError) as error:
                 why = str(error)
-                self._watch(peer)  # its agent knows if it has ended
+                self.node.vigil.watch(peer)  # its agent knows if it has ended
             if loop.time() - peer.silent_since > LINK_TIMEOUT:
                 self._give_up(peer, why)
                 return
@@ -164,19 +164,7 @@ class Routing:
             node._acknowledge(peer)
             for actor in list(peer.granting):
                 node.grant(peer, actor)
-        self._watch(peer)
-
-    def _watch(self, peer: Peer) -> None:
-        """Ask the agent of a process this node sends to to tell of its death."""
-        where = peer.where
-        if peer.watched or where is None or where.agent_id in (peer.proc_id, self.node.proc_id):
-            return
-        peer.watched = True
-        agent = self.node.peer(where.agent_id, f"agent of {where.host}")
-        if agent.where is None and where.agent_id != self.parent:
-            agent.where = agent_ref(where)
-        fields = [None, 0, "watch", 0, 0, None, None, [where.proc_id]]
-        self.node._post_quietly(agent, f.CALL, f.packb(fields))
+        self.node.vigil.watch(peer)
 
     def learn(self, peer: Peer, link: Link) -> None:
         """A frame came from a peer that has no route: answer the way it came."""
@@ -213,9 +201,9 @@ class Routing:
             with peer.lock:
                 peer.link = None
                 peer.segments.clear()
-                needed = peer.outbox.kept or peer in awaited or peer.proc_id in self.kept_up
+                needed = peer.outbox.kept or peer in awaited or peer.proc_id in self.kept_up or peer.heeded
                 wanted = peer.dead is None and not peer.routing and needed
-                if wanted and (peer.where is not None or self.parent):
+                if wanted and (peer.where is not None or self.parent or peer.heeded):
                     self.begin(peer)
 
     # relaying

@@ -34,6 +34,7 @@ class Runtime:
             "actor failed": self._actor_failed,
             "actor ended": node.release_credit,
             "actor stopped": node.forget_credit,
+            "gone": node.vigil.gone,
         }
         self.at_end: list[Callable[[], None]] = []  # run when the process leaves the job, while it can still send
         self._early: dict[int, list[Message]] = {}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from contextlib import aclosing, closing
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from .answers import GONE, Ended
+from .answers import GONE, PAST_DEADLINE, Ended
 from .calls import WANTS_ITEMS
 from .context import Message
+from .deadlines import not_taken
 from .endpoint import EndpointInfo
-from .errors import MeshFailure
+from .errors import CallCancelled, MeshFailure
+from .travel import failure_record
 
 if TYPE_CHECKING:
     from .cell import Cell
+
+logger = logging.getLogger("roost.actors")
 
 
 class Stream:
@@ -24,6 +31,7 @@ class Stream:
         self.cell = cell
         self.message = message
         self.sent = 0
+        self.held_since: float | None = None  # monotonic time since when it waits for its caller to take items
         self._room = threading.Condition(threading.Lock())
 
     def __repr__(self) -> str:
@@ -38,6 +46,7 @@ class Stream:
 
     def __exit__(self, *exc: object) -> None:
         self.cell.streams.pop(self.message.key, None)
+        self.cell.unwatch(self.message.peer)
 
     def more(self, total: int) -> None:
         """The caller has taken some: `total` items may have been sent by now. From any thread."""
@@ -57,14 +66,24 @@ class Stream:
         """Wait in this thread until the next item may be made; raises Ended when it is not wanted."""
         message = self.message
         with self._room:
-            while self.sent >= message.window and not message.over:
+            while self.is_held() and not message.over:
                 self._room.wait(message.remaining)
         self.check()
 
+    def is_held(self) -> bool:
+        """Whether the next item has to wait until the caller has taken some."""
+        held = self.sent >= self.message.window
+        self.held_since = (self.held_since or time.monotonic()) if held else None
+        return held
+
     def check(self) -> None:
         """Raise Ended when nobody waits for the items any more."""
-        if self.message.over:
-            raise Ended(f"its generator was closed after {self.sent} items")
+        if not self.message.over:
+            return
+        how = f"its generator was closed after {self.sent} items"
+        if self.held_since is not None:
+            how += f"; {not_taken(time.monotonic() - self.held_since)}"
+        raise Ended(how)
 
     def send(self, item: Any) -> None:
         """Send one item."""
@@ -92,9 +111,9 @@ class TaskStream(Stream):
 
     async def changed(self) -> None:
         """Wait until the next item may be made."""
-        while self.sent >= self.message.window and not self.message.over:
+        while self.is_held() and not self.message.over:
             self._changed.clear()
-            if self.sent >= self.message.window:
+            if self.is_held():
                 await self._changed.wait()
         self.check()
 
@@ -102,7 +121,8 @@ class TaskStream(Stream):
 def run(cell: Cell, message: Message, info: EndpointInfo) -> Any:
     """Run a generator in this thread. What its caller gets in the end: all items, or what it returned."""
     args, kwargs = message.arguments()
-    with closing(info.function(cell.instance, *args, **kwargs)) as generator, Stream(cell, message) as stream:
+    generator = info.function(cell.instance, *args, **kwargs)
+    with _last_words(cell, message), closing(generator), Stream(cell, message) as stream:
         del args, kwargs
         items: list[Any] = []
         wanted = message.flags & WANTS_ITEMS
@@ -127,13 +147,29 @@ async def run_async(cell: Cell, message: Message, info: EndpointInfo) -> Any:
     args, kwargs = message.arguments()
     generator = info.function(cell.instance, *args, **kwargs)
     del args, kwargs
-    async with aclosing(generator):
-        if not message.flags & WANTS_ITEMS:
-            return [item async for item in generator]
-        with TaskStream(cell, message) as stream:
-            await stream.changed()
-            async for item in generator:
-                stream.send(item)
-                del item
+    with _last_words(cell, message):
+        async with aclosing(generator):
+            if not message.flags & WANTS_ITEMS:
+                return [item async for item in generator]
+            with TaskStream(cell, message) as stream:
                 await stream.changed()
+                async for item in generator:
+                    stream.send(item)
+                    del item
+                    await stream.changed()
     return None
+
+
+@contextmanager
+def _last_words(cell: Cell, message: Message) -> Iterator[None]:
+    """What a generator raises when it is closed, and nobody waits for its answer any more, is logged."""
+    try:
+        yield
+    except (CallCancelled, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        if message.over:
+            text = "%s.%s raised after it was cancelled (%s), and its caller does not hear of it:\n%s"
+            trace = failure_record(error, cell.name, message.method, "", 0)["traceback"].rstrip()
+            logger.warning(text, cell.name, message.method, message.cancelled or PAST_DEADLINE, trace)
+        raise

@@ -7,11 +7,13 @@ been taken, so an actor is never more than a window of items ahead of its caller
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from .calls import Led, _Call, about_call, decode_answer, hold
+from .deadlines import not_taken
 from .errors import CallCancelled
 from .future import Future
 from .node import Node
@@ -126,7 +128,7 @@ class _Next(Led):
 class ItemCall(_Call):
     """A call of a streaming endpoint on one or several ranks: items in the order in which they arrive."""
 
-    __slots__ = ("actor", "arrived", "ended", "guard", "taken", "told", "waiting", "window")
+    __slots__ = ("actor", "arrived", "ended", "guard", "read", "taken", "told", "waiting", "window")
 
     def __init__(self, node: Node, about: str, peers: Sequence[Peer], actor: int, window: int) -> None:
         super().__init__(node, about, peers)
@@ -138,9 +140,16 @@ class ItemCall(_Call):
         self.ended: set[int] = set()
         self.taken = [0] * len(peers)
         self.told = [0] * len(peers)
+        self.read = time.monotonic()  # when an item was taken last
 
     def _silent(self) -> dict[int, Peer]:
         return {rank: peer for rank, peer in enumerate(self.peers) if rank not in self.ended}
+
+    def _timeout_text(self, seconds: float) -> str:
+        if self.waiting or not self.arrived:
+            return super()._timeout_text(seconds)
+        late = not_taken(time.monotonic() - self.read)
+        return f"{self.about} was not read to its end within {seconds:g} s and was cancelled: {late}"
 
     def _settled(self) -> None:
         super()._settled()
@@ -210,6 +219,7 @@ class ItemCall(_Call):
     def took(self, rank: int) -> None:
         """An item was taken: let its actor make more, not for each but when half a window is free."""
         self.taken[rank] += 1
+        self.read = time.monotonic()
         if self.taken[rank] - self.told[rank] >= max(1, self.window // 2) and rank not in self.ended:
             self.told[rank] = self.taken[rank]
             peer = self.peers[rank]

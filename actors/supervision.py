@@ -140,6 +140,7 @@ class Supervisor:
         self.reports: dict[int, Ended] = {}
         self.actors: dict[tuple[int, int], Failure] = {}  # of actors, by (actor, process)
         self.faults = Faults(node.io)
+        self.ending = False  # the program ends: what ends now was to end
 
     def own(self, owned: Owned) -> Owned:
         """Remember something that was spawned here."""
@@ -173,6 +174,8 @@ class Supervisor:
         if proc_id in self.reports:
             return
         self.reports[proc_id] = report
+        if self.ending and not planned:
+            planned, reason = True, "the program ends"
         link = self.node.routing.links.get(proc_id)
         if link is None or link.closed:
             self._bury(proc_id, report, planned, reason)

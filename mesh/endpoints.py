@@ -119,6 +119,12 @@ class MeshEndpoint(Generic[P, R]):
             f".stream(...) or .broadcast(...)"
         )
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            ways = ".call, .call_one, .choose, .stream, .broadcast, .map or .dispatch"
+            raise AttributeError(f"an endpoint has no {name!r}: it is called by {ways}")
+
     def __reduce__(self) -> Any:
         if self._options is _DEFAULT:
             return getattr, (self._mesh, self._name)

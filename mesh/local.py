@@ -210,6 +210,7 @@ class Controller:
         self.runtime.end()
         for failure in self.runtime.supervisor.settle():
             sys.stderr.write(f"Roost: a failure that nobody handled\n{failure.report()}\n")
+        self.runtime.supervisor.ending = True
         for agent in self.agents:  # all at once, then one after the other
             agent.expected = True
             if agent.process.poll() is None:

@@ -88,7 +88,7 @@ class NameTable:
                 return known.about
             self.named[name] = entry
         for ref in refs:
-            node.routing._watch(node.peer_at(ref))  # its agent tells of its end
+            node.vigil.watch(node.peer_at(ref))  # its agent tells of its end
         return None
 
     async def get(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:

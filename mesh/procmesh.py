@@ -238,7 +238,7 @@ class ProcMesh(MeshTrait):
         return log_files(running_node(), self._members(), self.extent)
 
     def respawn(
-        self, ranks: Sequence[int] | None = None, *, reason: str = "respawned by its owner", force: bool = False
+        self, ranks: Sequence[int] | int | None = None, *, reason: str = "respawned by its owner", force: bool = False
     ) -> Future[ProcMesh]:
         """Start dead processes anew: on the same hosts, at the same ranks, as `spawn_procs` was told; at once.
 
@@ -264,6 +264,8 @@ class ProcMesh(MeshTrait):
         ...     trainers.step.call().get()
         """
         respawner = self._respawner("respawned")
+        if isinstance(ranks, int):
+            ranks = [ranks]
         if ranks is not None:
             wrong = [rank for rank in ranks if not 0 <= rank < len(self)]
             if wrong:

@@ -19,17 +19,19 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from .. import actors
+from ..actors import streaming
 from ..actors.cell import Cell
 from ..actors.context import Message
 from ..actors.future import Future
 from ..actors.node import Node
+from ..actors.streaming import Stream
 
 T = TypeVar("T")
 
 _BASE = __name__.partition(".")[0]
 _OWN_MODULES = (f"{_BASE}.actors.", f"{_BASE}.mesh.")
 _OWN_FOLDERS = tuple(os.path.dirname(file) + os.sep for file in (actors.__file__, __file__))  # a zygote is a `__main__`
-_OWN_THREADS = ("roost-io", "roost-callbacks", "roost-copy", "roost-output", "roost-stacks")
+_OWN_THREADS = ("roost-io", "roost-callbacks", "roost-copy", "roost-output", "roost-stacks", "roost-rdma")
 _SCAFFOLD = ("threading", "runpy", "asyncio", "importlib", "concurrent", "selectors", "contextlib", "queue")
 _WAITS = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}  # coroutines, generators, async generators
 _DEPTH = 128  # frames of one stack, and awaits of one task
@@ -88,10 +90,14 @@ def _threads() -> Iterator[_Stack]:
     others: list[_Stack] = []
     for ident, innermost in sys._current_frames().items():
         name = names.get(ident, f"thread {ident:x}")
-        if name.startswith(_OWN_THREADS):
-            continue
         frames = _outermost_first(innermost)
         cell, message = _whose(frames)
+        if cell is None and name.startswith(_OWN_THREADS):
+            continue
+        held, note = _held(frames)
+        if held is not None:
+            homes.append(_Stack(_title(cell, message, name), _summaries([held]), note))
+            continue
         loops = _loops(frames)
         tasks = [stack for loop in loops for stack in _tasks(loop)]
         idle = _is_idle(frames)
@@ -144,11 +150,25 @@ def _is_idle(frames: list[FrameType]) -> bool:
 
 
 def _trimmed(frames: list[FrameType]) -> list[FrameType]:
-    """Without what stands around user code; all of it where there is none."""
-    for i, frame in enumerate(frames):
-        if not _is_scaffold(frame):
-            return frames[i:]
-    return frames
+    """Without what stands around user code, and what it has called of Roost; all of it where there is none."""
+    shown: list[FrameType] = []
+    ours = True
+    for frame in frames:
+        ours = _is_roost(frame) or (ours and _is_scaffold(frame))
+        if not ours:
+            shown.append(frame)
+    return shown or frames
+
+
+def _held(frames: list[FrameType]) -> tuple[FrameType | None, str]:
+    """Of a generator that waits for its caller to take items: where it stands, and a sentence on that."""
+    for frame in frames:
+        stream = _local(frame, "stream") if _module(frame) == streaming.__name__ else None
+        if isinstance(stream, Stream) and stream.held_since is not None:
+            generator = _local(frame, "generator")
+            stands = getattr(generator, "gi_frame", None) or getattr(generator, "ag_frame", None)
+            return stands or frame, "  waits for its caller to take items"
+    return None, ""
 
 
 def _local(frame: FrameType, name: str) -> Any:
@@ -198,7 +218,8 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[_Stack]:
         if running or not frames:
             continue
         cell, message = _whose(frames)
-        shown = _trimmed(frames)
+        held, waits = _held(frames)
+        shown, note = ([held], waits) if held is not None else (_trimmed(frames), note)
         title = f"task {task.get_name()}" if cell is None else f"{_title(cell, message, f'task {task.get_name()}')}"
         yield _Stack(title, _summaries(shown), note)
     if len(tasks) > _TASKS:
@@ -212,8 +233,9 @@ def _awaits(coroutine: Any) -> tuple[list[FrameType], str, bool]:
     while coroutine is not None and len(frames) < _DEPTH:
         kind = next((kind for kind in _WAITS if getattr(coroutine, f"{kind}_frame", None) is not None), None)
         if kind is None:
-            break
-        if getattr(coroutine, f"{kind}_running"):
+            coroutine = _generator(frames)  # what a stream awaits does not say whose next item it is
+            continue
+        if kind != "ag" and getattr(coroutine, f"{kind}_running"):
             return frames, "", True
         frame = getattr(coroutine, f"{kind}_frame")
         awaited = _local(frame, "self") if _is_roost(frame) else None
@@ -222,6 +244,15 @@ def _awaits(coroutine: Any) -> tuple[list[FrameType], str, bool]:
         frames.append(frame)
         coroutine = getattr(coroutine, _WAITS[kind])
     return frames, note, False
+
+
+def _generator(frames: list[FrameType]) -> Any:
+    """The async generator whose next item the innermost frame awaits."""
+    innermost = frames[-1] if frames else None
+    if innermost is None or _module(innermost) != streaming.__name__:
+        return None
+    generator = _local(innermost, "generator")
+    return generator if getattr(generator, "ag_frame", None) is not None else None
 
 
 def _summaries(frames: list[FrameType]) -> list[traceback.FrameSummary]:

@@ -149,12 +149,20 @@ def run_bootstrap(packed: bytes) -> None:
         asyncio.run(wait())
 
 
+def log_own_words() -> None:
+    """Roost's own loggers write to stderr; the root logger, and so all of the user's, is left as Python makes it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    own = logging.getLogger("roost")
+    own.addHandler(handler)
+    own.setLevel(os.environ.get("ROOST_LOG", "WARNING"))
+    own.propagate = False
+
+
 def main(payload: bytes) -> None:
     """The entry point that the launcher calls."""
     config = msgpack.unpackb(payload)
-    logging.basicConfig(
-        level=os.environ.get("ROOST_LOG", "WARNING"), format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
+    log_own_words()
     for content, blob in config.get("definitions", ()):
         DEFINITIONS.learn(content, blob)
     set_policy(Policy.from_wire(config.get("policy", {})))

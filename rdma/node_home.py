@@ -30,7 +30,9 @@ class NodeHome:
 
     def on_process_death(self, proc_id: int, callback: Callable[[int], None]) -> None:
         """Call back once when the process is known dead; at once if it is."""
-        self._runtime.node.when_dead(proc_id, callback)
+        node = self._runtime.node
+        node.when_dead(proc_id, callback)
+        node.vigil.ask(node.peer(proc_id))
 
     def tell(self, proc_id: int, kind: str, body: tuple[object, ...]) -> None:
         """Send one small message; lost when the process is gone."""

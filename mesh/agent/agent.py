@@ -41,6 +41,7 @@ from .output import OutputTail
 from .specs import worker_spec, zygote_for
 from .starting import advertised_as, listen_at
 from .table import Table
+from .watches import Watches
 
 logger = logging.getLogger("roost.agent")
 
@@ -70,7 +71,6 @@ class Agent:
         )
         self.output = OutputTail(self.node, Path(config.get("log_dir") or self.run_dir / "logs"))
         self.dumps = Dumps(self.run_dir, self.launcher.live)
-        self.watchers: dict[int, set[int]] = {}
         self.ended: dict[int, tuple[ExitReport, bool, str]] = {}
         self.stopping: dict[int, str] = {}
         self.ready: dict[int, asyncio.Future[None]] = {}
@@ -84,7 +84,6 @@ class Agent:
                 "spawn": self.spawn,
                 "stop": self.stop,
                 "signal": self.signal,
-                "watch": self.watch,
                 "warm": self.warm,
                 "shutdown": self.shutdown,
                 "resources": self.resources,
@@ -105,6 +104,7 @@ class Agent:
 
         self.node.routing.joined = note_joined  # type: ignore[method-assign]
         self.clients = Clients(self)
+        self.watches = Watches(self)
         self.table = Table(self)
 
     async def run(self, ready: int) -> None:
@@ -195,7 +195,7 @@ class Agent:
             ref = ProcRef.from_wire(member["ref"])
             node.routing.local.add(ref.proc_id)
             self.ready[ref.proc_id] = node.io.loop.create_future()
-            self.watchers.setdefault(ref.proc_id, set()).add(peer.proc_id)
+            self.watches.add(ref.proc_id, peer.proc_id)
             self.output.follow(ref, peer)
             specs.append(self._spec(ref, common, member, bytes(body)))
         return self._launch(node, peer, owner, specs)
@@ -228,7 +228,7 @@ class Agent:
         self.owned.setdefault(owner.proc_id, set()).update(proc_ids)
         peer = self.node.peer(owner.proc_id, where=None if owner.proc_id in self.clients else owner)
         if peer.link is not None and peer.link.peer.proc_id != owner.proc_id:  # a relayed one: a worker of another host
-            self.node.routing._watch(peer)
+            self.node.vigil.watch(peer)
             self.clients.keep_up(owner.agent_id)
 
     def _end_owned(self, owner: int) -> None:
@@ -315,16 +315,6 @@ class Agent:
         os.kill(live.pid, number)  # not through the launcher, which would report it as a stop on request
         return True
 
-    def watch(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
-        """[processes]: tell this peer when they end; at once if they have."""
-        for proc_id in arguments:
-            known = self.ended.get(proc_id)
-            if known is not None:
-                self._tell(peer, proc_id, *known)
-            elif proc_id in self.launcher.live() or proc_id in self.ready:
-                self.watchers.setdefault(proc_id, set()).add(peer.proc_id)
-        return True
-
     def shutdown(self, node: Node, peer: Peer, arguments: list[Any], body: Any) -> Any:
         """End this agent, and all that runs under it."""
         self.asked = True
@@ -365,8 +355,7 @@ class Agent:
         for left in (*files, *(() if kept else (Path(report.output),))):
             with contextlib.suppress(OSError):
                 left.unlink()
-        for watcher in self.watchers.pop(proc_id, ()):
-            self._tell(self.node.peer(watcher), proc_id, report, planned, reason)
+        self.watches.exited(proc_id, report, planned, reason)
         self._forget(proc_id)
         if proc_id in self.detached:
             self.detached.discard(proc_id)
@@ -380,6 +369,7 @@ class Agent:
             check()
 
     def _ended_elsewhere(self, peer: Peer, proc_id: int, report: list[Any], planned: bool, reason: str) -> None:
+        self.watches.exited(proc_id, ExitReport.from_wire(report), planned, reason)
         self.names.exited(proc_id, planned)
         self._end_owned(proc_id)
 
@@ -396,6 +386,3 @@ class Agent:
         peer = self.node.peers.get(proc_id)
         if peer is not None:
             self.node.bury(peer, MeshFailure(f"{peer.name} has ended"))
-
-    def _tell(self, peer: Peer, proc_id: int, report: ExitReport, planned: bool, reason: str) -> None:
-        self.node.event(peer, "exited", proc_id, report.to_wire(), planned, reason)

@@ -18,8 +18,9 @@ from ...actors.peer import Peer
 from ..launch import Launched, dump
 from ..snapshot import on_thread
 
-_OWN = tuple(str(Path(file).parent) for file in (actors.__file__, Path(__file__).parent))
-_SCAFFOLD = ("/threading.py", "/runpy.py")
+_OWN = tuple(f"{Path(file).parent}{os.sep}" for file in (actors.__file__, Path(__file__).parent))
+_LIBRARY = f"{os.path.dirname(os.__file__)}{os.sep}"
+_SCAFFOLD = ("threading", "runpy", "asyncio", "importlib", "concurrent", "selectors", "contextlib", "queue")
 
 LOOK = 0.01  # seconds between looks at a file that is being written
 ALWAYS = 0.25  # of the time that is left: what py-spy is left with, at least
@@ -99,16 +100,28 @@ def readable(written: str) -> str:
     """A dump as tracebacks with source lines, without Roost's own threads and what stands around user code."""
     shown = []
     for number, frames in enumerate(dump.threads_of(written)):
-        user = [i for i, (path, _, _) in enumerate(frames) if not path.startswith(_OWN) and not _is_scaffold(path)]
+        user = _users(frames)
         if not user and number:
             continue
         title = "main thread" if number == 0 else f"thread {number + 1}"
-        shown.append("\n".join([title, *(_frame(*frame) for frame in frames[user[0] if user else -1 :])]))
+        shown.append("\n".join([title, *(_frame(*frame) for frame in user or frames[-1:])]))
     return "\n".join(shown)
 
 
+def _users(frames: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """The frames of user code, and of what it calls that is not Roost's."""
+    shown = []
+    ours = True
+    for frame in frames:
+        ours = frame[0].startswith(_OWN) or (ours and _is_scaffold(frame[0]))
+        if not ours:
+            shown.append(frame)
+    return shown
+
+
 def _is_scaffold(path: str) -> bool:
-    return path.startswith("<frozen") or path.endswith(_SCAFFOLD)
+    module = path.removeprefix(_LIBRARY).partition(os.sep)[0].removesuffix(".py")
+    return path.startswith("<frozen") or (path.startswith(_LIBRARY) and module in _SCAFFOLD)
 
 
 def _frame(path: str, line: str, name: str) -> str:

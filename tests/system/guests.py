@@ -6,9 +6,11 @@ import os
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from roost.actors import Actor, endpoint
+from roost.actors.node import current_node
 from roost.mesh import ActorMesh, HostMesh, get_or_spawn_controller
 
 LOOP = """
@@ -70,6 +72,51 @@ class Guest(Actor):
         """The program's controller of that name: its pid and how often it was asked."""
         found = get_or_spawn_controller(name, Guest, start).get(timeout=20)
         return found.pid.call_one().get(timeout=20), found.add.call_one().get(timeout=20)
+
+
+class Fountain(Actor, lanes={"side": 1}):
+    """Streams without end."""
+
+    @endpoint
+    def numbers(self) -> Iterator[int]:
+        yield from range(10**9)
+
+    @endpoint
+    async def async_numbers(self) -> AsyncIterator[int]:
+        for number in range(10**9):
+            yield number
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint(lane="side")
+    def unacknowledged(self, asker: int) -> int:
+        """Frames that other processes than the one that asks, and the agent, have not acknowledged."""
+        node = current_node()
+        assert node is not None
+        others = [peer for peer in list(node.peers.values()) if peer.proc_id not in (asker, node.routing.parent)]
+        return sum(peer.outbox.kept for peer in others)
+
+
+def settle(fountain: ActorMesh, timeout: float) -> None:
+    """Wait until nothing that a fountain has sent is on its way: what a reader's death then does is not found out by
+    sending."""
+    node = current_node()
+    assert node is not None
+    until = time.monotonic() + timeout
+    while fountain.unacknowledged.call_one(node.proc_id).get(timeout=timeout):
+        assert time.monotonic() < until
+
+
+class Drinker(Actor):
+    """Opens a stream and takes one item of it."""
+
+    @endpoint
+    def open(self, fountain: ActorMesh, way: str) -> int:
+        self.stream = getattr(fountain, way).options(window=3).stream()
+        next(self.stream)
+        return os.getpid()
 
 
 class Stubborn(Actor):

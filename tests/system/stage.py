@@ -148,7 +148,7 @@ class Deeds:
         return "said"
 
 
-class SyncOne(Deeds, Actor, lanes={"io": 2}):
+class SyncOne(Deeds, Actor, lanes={"io": 2, "health": 1}):
     def __init__(self, port: Port[Any] | None = None) -> None:
         super().__init__()
         self.port = port
@@ -158,7 +158,7 @@ class SyncOne(Deeds, Actor, lanes={"io": 2}):
             self.port.send(str(error))
 
 
-class MixedOne(Deeds, Actor, lanes={"io": 2}):
+class MixedOne(Deeds, Actor, lanes={"io": 2, "health": 1}):
     """The same with a loop."""
 
     def __init__(self, port: Port[Any] | None = None) -> None:
@@ -174,7 +174,7 @@ class MixedOne(Deeds, Actor, lanes={"io": 2}):
             self.port.send(str(error))
 
 
-class AsyncOne(Actor, lanes={"io": 2}):
+class AsyncOne(Actor, lanes={"io": 2, "health": 1}):
     """All async."""
 
     def __init__(self) -> None:

@@ -81,6 +81,16 @@ class Worker(Actor):
     def options_of_its_own(self, timeout: str, **more: Any) -> tuple[str, dict[str, Any]]:
         return timeout, more
 
+    @endpoint
+    def fail_or_evaluate(self, odd: int, barrier: str) -> None:
+        if current_rank().rank == odd:
+            self.evaluate(barrier)
+        else:
+            stop_at(barrier)
+
+    def evaluate(self, barrier: str) -> None:
+        stop_at(barrier)
+
     @concurrent_endpoint
     async def whoami(self) -> str:
         return f"worker {current_rank().rank}"
@@ -390,3 +400,72 @@ def test_an_actor_knows_the_processes_it_was_spawned_on(site: Any) -> None:
     found = half.slice(gpus=0).spawn_beside.call_one().get(timeout=WAIT)
     assert found == [({"gpus": 0}, pids[1]), ({"gpus": 1}, pids[2])]
     assert half.own_process.call().get(timeout=WAIT).values() == pids[1:3]
+
+
+def test_a_failure_that_nobody_asked_for_is_logged(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
+    mesh = spawn(Worker, n=2)
+    one = mesh.slice(gpus=0)
+    wait([one.square.call_one(-3), mesh.square.call(-4, fail_fast=False)], num_returns=2, timeout=WAIT)
+    wait([one.square.call_one(3)], timeout=WAIT)
+    until = time.monotonic() + WAIT
+    while len(told := [r.getMessage() for r in caplog.records if r.name == "roost.calls"]) < 2:
+        assert time.monotonic() < until, told  # a future goes when the I/O thread has let go of it too
+    assert sorted(told) == [
+        "worker.square at rank 0 raised ValueError: negative: -3; nobody asked for its answer",
+        "worker.square at rank 0 raised ValueError: negative: -4; nobody asked for its answer",
+    ]
+
+
+class Inward(Actor):
+    """Calls itself, which can only time out."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    @endpoint
+    def ask(self, me: Any) -> str:
+        try:
+            me.inner.call_one().get(timeout=0.05)
+        except TimeoutError:
+            return "timed out"
+        return "answered"
+
+    @endpoint
+    def inner(self) -> None:
+        self.ran += 1
+
+    @endpoint
+    def count(self) -> int:
+        return self.ran
+
+
+def test_a_call_to_itself_that_timed_out_is_dropped(spawn: Spawn) -> None:
+    one = spawn(Inward, n=2).slice(gpus=0)
+    assert [one.ask.call_one(one).get(timeout=WAIT) for _ in range(5)] == ["timed out"] * 5
+    assert one.count.call_one().get(timeout=WAIT) == 0
+
+
+class Logs(Actor):
+    """Configures logging for itself."""
+
+    @endpoint
+    def configure(self) -> list[Any]:
+        import logging
+
+        before = list(logging.getLogger().handlers)
+        logging.basicConfig(level=logging.INFO, format="MINE %(message)s")
+        return before
+
+
+def test_logging_in_a_worker_is_the_users_own(spawn: Spawn) -> None:
+    assert spawn(Logs, n=2).configure.call().get(timeout=WAIT).values() == [[], []]
+
+
+def test_equal_stacks_of_silent_ranks_are_told_once_and_the_odd_one_first(site: Any, barrier: Any) -> None:
+    mesh = site.spawn_procs(4).spawn("worker", Worker)
+    mesh.whoami.call().get(timeout=WAIT)
+    with pytest.raises(CallTimeout) as caught:
+        mesh.fail_or_evaluate.call(2, barrier.path).get(timeout=0.5)
+    text = str(caught.value)
+    assert text.index("rank 2:") < text.index("ranks 0-1, 3:") and "evaluate" in text.partition("ranks 0-1, 3:")[0]
+    barrier.open(4)

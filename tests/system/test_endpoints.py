@@ -269,6 +269,13 @@ def test_calls_that_come_before_the_actor_lives_find_their_lane(site: Any) -> No
 
 
 def test_a_lane_of_no_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no lane 'oi', lanes= has io"):
+
+        class Mistyped(Actor, lanes={"io": 2}):
+            @endpoint(lane="oi")
+            def read(self) -> None:
+                """Read."""
+
     with pytest.raises(ValueError, match="at least 1"):
 
         class Nothing(Actor, lanes={"io": 0}):
@@ -285,12 +292,12 @@ def test_lanes_are_inherited_and_other_class_arguments_passed_on() -> None:
         pass
 
     class Derived(Base, lanes={"gpu": 3}, mark="yes"):
-        @endpoint(lane="other")
+        @endpoint(lane="gpu")
         def f(self) -> None: ...
 
     from roost.actors.endpoint import lanes_of
 
-    assert lanes_of(Derived) == {"io": 2, "gpu": 3, "other": 1} and Derived.mark == "yes"
+    assert lanes_of(Derived) == {"io": 2, "gpu": 3} and Derived.mark == "yes"
     assert lanes_of(Base) == {"io": 2}
 
 

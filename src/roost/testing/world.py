@@ -181,7 +181,7 @@ class Host:
             self.owned.setdefault(owner.proc_id, set()).add(process.proc_id)
             started.append(process)
         if owner.node_id != self.ref.node_id:
-            node.routing._watch(node.peer(owner.proc_id, where=owner))
+            node.vigil.watch(node.peer(owner.proc_id, where=owner))
         if self.sim.start_time:
             await asyncio.sleep(self.sim.start_time)
         return list(await asyncio.gather(*(self._start(process, owner, bytes(body)) for process in started)))
