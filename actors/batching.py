@@ -53,7 +53,7 @@ class Batch(Message):
             return True
 
     def hurry(self) -> None:
-        """Wait for no more calls: something is held up by that, or nobody wants those that are here. From any thread."""
+        """Wait for no more calls: that holds something up, or nobody wants those that are here. From any thread."""
         with self._filled:
             if not self._hurried:
                 self._hurried = True

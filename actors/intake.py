@@ -123,7 +123,7 @@ class Intake:
             lane.open()
 
     def hurry(self) -> None:
-        """What waits in the home thread for more calls is to wait no longer: the actor ends, or has something urgent."""
+        """Batches in the home thread wait for no more calls: the actor ends, or has something urgent to do."""
         self._joins.hurry()
 
     def end(self, *, at_once: bool) -> None:

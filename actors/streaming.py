@@ -81,7 +81,7 @@ class Stream:
         if not self.message.over:
             return
         how = f"its generator was closed after {self.sent} items"
-        if self.held_since is not None:
+        if self.held_since is not None and self.message.remaining == 0.0:
             how += f"; {not_taken(time.monotonic() - self.held_since)}"
         raise Ended(how)
 
@@ -169,7 +169,17 @@ def _last_words(cell: Cell, message: Message) -> Iterator[None]:
         raise
     except Exception as error:
         if message.over:
+            _forget_close(error)
             text = "%s.%s raised after it was cancelled (%s), and its caller does not hear of it:\n%s"
             trace = failure_record(error, cell.name, message.method, "", 0)["traceback"].rstrip()
             logger.warning(text, cell.name, message.method, message.cancelled or PAST_DEADLINE, trace)
         raise
+
+
+def _forget_close(error: BaseException) -> None:
+    """That Roost has closed the generator is not what went wrong in it."""
+    while error.__context__ is not None:
+        if isinstance(error.__context__, CallCancelled | asyncio.CancelledError):
+            error.__context__ = None
+            return
+        error = error.__context__

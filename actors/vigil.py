@@ -1,9 +1,9 @@
 """Vigil: how a process hears that a peer which it sends to or waits for has ended, or is out of reach.
 
-The agent of a peer tells of its end. A process that knows where a peer is asks that agent. One that waits for a peer
-it could not find by itself (whoever calls it is known by a number alone), or that reaches it through its own agent, asks
-that agent too: it knows the processes of its host and the programs that are linked to it, and asks on, for others, along
-the way that their frames take.
+The agent of a peer tells of its end. A process that knows where a peer is asks that agent. One that waits for a peer it
+could not find by itself (whoever calls it is known by a number alone), or that reaches it through its own agent, asks
+its own too: that knows the processes of its host and the programs that are linked to it, and asks on, for others,
+along the way that their frames take.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class Attachments:
 
     async def _attach(self, worker: str | Future[str], secret: bytes, timeout: float) -> HostRef:
         text = worker if isinstance(worker, str) else "a worker whose address has not come"
-        why = ["it did not answer"]
+        why: list[str] = []
+        address: Address | None = None
         try:
             async with asyncio.timeout(timeout):
                 text = worker if isinstance(worker, str) else await worker
@@ -103,6 +104,8 @@ class Attachments:
                 link = await self._dial(address, secret, why)
                 return await self._described(link, address, secret)
         except TimeoutError:
+            if not why:
+                why.append("nobody has told it yet" if address is None else self._node.gate.standing(str(address)))
             raise AttachError(f"worker {text} was not attached within {timeout:g} s: {why[0]}") from None
         except (DialRefused, AddressError, MeshFailure) as error:
             raise AttachError(f"worker {text} was not attached: {error}") from error
@@ -126,7 +129,7 @@ class Attachments:
             except DialRefused:
                 raise
             except DialError as error:
-                why[0] = f"{error}; is a worker loop running there?"
+                why[:] = [f"{error}; is a worker loop running there?"]
             await asyncio.sleep(pause)
             pause = min(pause * 2, PAUSES[1])
 
@@ -152,7 +155,7 @@ class Attachments:
             no_use, reason = answer
             if no_use:
                 raise DialRefused(reason)
-            why[0] = f"{reason}, dialled by {gateway.host}; is a worker loop running there?"
+            why[:] = [f"{reason}, dialled by {gateway.host}; is a worker loop running there?"]
             await asyncio.sleep(pause)
             pause = min(pause * 2, PAUSES[1])
         host = self._host(answer, address)
@@ -214,9 +217,10 @@ class Attachments:
                 self._given_up(behind)
         return attachment
 
-    def _agent_ends(self, peer: Peer, reason: str) -> None:
+    def _agent_ends(self, peer: Peer, reason: str, planned: bool) -> None:
         if self._forget(peer.proc_id) is not None:
-            agent_lost(self._runtime, peer.proc_id, lambda name: ActorStopped(f"{name}: {reason}", mesh_name=name))
+            kind = ActorStopped if planned else ActorDied
+            agent_lost(self._runtime, peer.proc_id, lambda name: kind(f"{name}: {reason}", mesh_name=name))
 
     def _died(self, agent_id: int) -> None:
         attachment = self._forget(agent_id)

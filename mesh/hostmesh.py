@@ -156,8 +156,9 @@ class HostMesh(MeshTrait):
                 has imported it.
             restart: processes that die, and actors that fail, are started anew by themselves, so often and so soon as
                 it says (`ProcMesh.respawn`); None: only when asked.
-            lifetime: "job" for detached processes, which outlive the program, on hosts of worker loops: they belong
-                to the hosts' agents, and a later program that has attached finds them by their `name` (`find`).
+            lifetime: "job" for detached processes, which outlive the program, on hosts of worker loops: once all
+                run they belong to the hosts' agents, and a later program that has attached finds them by their `name`
+                (`find`); if this one ends before, they do too.
 
         Dimensions are those of the hosts, then `per_host`. Each process gets RANK, LOCAL_RANK, WORLD_SIZE,
         LOCAL_WORLD_SIZE and GROUP_RANK as torchrun sets them. Raises ValueError for overlapping or zero dimensions,
@@ -190,12 +191,13 @@ class HostMesh(MeshTrait):
         assert runtime is not None and node.ref is not None
         common = common_options(env, preload, python or self._python)
         common["root"] = root.to_wire() if (root := current_root()) is not None else None
-        common["detached"] = detached
+        common["detached"] = [hosts[0].agent().to_wire(), refs[0].proc_id] if detached else None
         body = with_bootstrap(common, bootstrap)
         starter = Starter(node, hosts, local.nelements, common, members, body)
         if detached:
             started = starter.start(list(enumerate(refs)))
-            processes.started = all_of([claim(node, mesh_name, mesh), started], make=lambda values: True)
+            named = claim(node, mesh_name, mesh, started)
+            processes.started = all_of([named, started], make=lambda values: True)
             return mesh
         _spawned.add(processes)
         processes.respawner = Respawner(node, processes, starter.start, starter.place, restart)

@@ -141,6 +141,8 @@ class Card:
         agents = list({ref.agent_id: agent_ref(ref) for ref in self.refs}.values())
         holder = await self.put(node, agents[0])
         if holder is None:
+            if not self.actor_id:
+                await self._keep(node, agents[1:])
             for keeper in (*agents[1:2], *_own_root()):
                 try:
                     await self.put(node, keeper, copy=True)
@@ -152,6 +154,14 @@ class Card:
             raise NameTaken(
                 f"the name {self.name!r} is that of {holder}, which lives: stop it, unpublish the name, or take another"
             )
+
+    async def _keep(self, node: Node, agents: list[ProcRef]) -> None:
+        """The first host has noted that the mesh has its name: the others are to keep their processes too."""
+        theirs = {agent: [ref.proc_id for ref in self.refs if ref.agent_id == agent.proc_id] for agent in agents}
+        told = [_asked(request(node, agent, "keep detached", proc_ids)) for agent, proc_ids in theirs.items()]
+        for agent, answer in zip(agents, await asyncio.gather(*told, return_exceptions=True), strict=True):
+            if isinstance(answer, BaseException):
+                logger.warning("%s was not told that %r has its name: %s", agent.name, self.name, answer)
 
 
 def _own_root() -> list[ProcRef]:
@@ -178,11 +188,15 @@ def publish(name: str, mesh: Any) -> Future[None]:
     return Background(node, f"publish({name!r})", place(), lambda raw: None)
 
 
-def claim(node: Node, name: str, mesh: Any) -> Future[None]:
-    """Publish a detached mesh that is just being spawned; where the name is taken the mesh is stopped."""
+def claim(node: Node, name: str, mesh: Any, started: Future[Any]) -> Future[None]:
+    """Publish a detached mesh that is just being spawned; where the name is taken the mesh is stopped.
+
+    It gets its name once its processes have `started` on every host; until then they are this program's own.
+    """
     card = Card.of(name, mesh)
 
     async def place() -> None:
+        await started
         try:
             await card.place(node)
         except NameTaken:
@@ -230,11 +244,8 @@ def find(hosts: HostMesh, name: str) -> Future[Any]:
 
     async def ask() -> Any:
         agents = await _agents(hosts)
-        answers = await asyncio.gather(
-            *(_asked(request(node, agent, "names get", name)) for agent in agents), return_exceptions=True
-        )
-        found = [answer for answer in answers if isinstance(answer, bytes)]
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        answers, failures = await _answers(node, agents, "names get", name)
+        found = [answer for answer in answers if answer is not None]
         if not found and failures:
             raise failures[0]
         return found[0] if found else None
@@ -242,13 +253,26 @@ def find(hosts: HostMesh, name: str) -> Future[Any]:
     return Background(node, f"find({name!r})", ask(), lambda raw: _loaded(name, raw, repr(hosts)))
 
 
+async def _answers(node: Node, keepers: list[ProcRef], what: str, *arguments: Any) -> tuple[list[Any], list[Exception]]:
+    """What they answer, and why others do not: names have copies."""
+    asked = [_asked(request(node, keeper, what, *arguments)) for keeper in keepers]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    failures = [answer for answer in answers if isinstance(answer, Exception)]
+    return [answer for answer in answers if not isinstance(answer, BaseException)], failures
+
+
 def names(hosts: HostMesh | None = None) -> Future[list[str]]:
-    """The names of the detached meshes on these hosts that live; without `hosts`, of this program's own."""
+    """The names of the detached meshes on these hosts that live; without `hosts`, of this program's own.
+
+    Hosts that have died are passed over, since names have a copy at a second one; where all have, it fails.
+    """
     node = running_node()
 
     async def ask() -> list[str]:
         keepers = [root()] if hosts is None else await _agents(hosts)
-        answers = await asyncio.gather(*(_asked(request(node, keeper, "names list")) for keeper in keepers))
+        answers, failures = await _answers(node, keepers, "names list")
+        if not answers and failures:
+            raise failures[0]
         return sorted({name for answer in answers for name in answer})
 
     return Background(node, "names()", ask(), list)

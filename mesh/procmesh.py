@@ -185,7 +185,7 @@ class ProcMesh(MeshTrait):
         mesh = ActorMesh(members, shape)
         message = current_message()
         if processes.detached:
-            futures.insert(0, claim(node, f"{processes.name}/{name}", mesh))
+            futures.insert(0, claim(node, f"{processes.name}/{name}", mesh, processes.started))
         elif message is not None:
             message.cell.own(mesh)
         members.started = all_of(futures, make=lambda values: True)

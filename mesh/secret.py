@@ -45,15 +45,24 @@ def resolve_secret(secret: bytes | str | None) -> bytes:
 
 def read_secret(path: Path) -> bytes:
     """The secret in a file, which is made with 32 random bytes (as hexadecimal text) when it is not there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         _make(path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+    except FileNotFoundError:
+        raise RoostError(
+            f"the secret file {path} is a link to {os.path.realpath(path)}, which is not there: remove the link for a "
+            f"new secret, or name another file with {SECRET_FILE}"
+        ) from None
     except OSError as error:
-        raise RoostError(f"the secret cannot be read: {error}") from None
+        raise RoostError(f"the secret in {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise RoostError(
+            f"the secret file {path} is {_kind(status.st_mode)}, not a regular file: name another with {SECRET_FILE}"
+        )
     with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
         if status.st_uid not in (os.getuid(), 0):
             raise RoostError(
                 f"the secret in {path} belongs to user {status.st_uid}, not to you: use a file of your own"
@@ -69,6 +78,11 @@ def read_secret(path: Path) -> bytes:
             f"the secret in {path} has {len(found)} bytes, and needs {LEAST}: remove the file for a new one"
         )
     return found
+
+
+def _kind(mode: int) -> str:
+    names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return names.get(stat.S_IFMT(mode), "a device")
 
 
 def _make(path: Path) -> None:

@@ -51,6 +51,7 @@ class Gate:
         self._others: dict[str, tuple[Address, bytes]] = {}
         self._listeners: list[tuple[socket.socket, Address]] = []
         self._tasks: set[asyncio.Task[object]] = set()
+        self._dialled: dict[str, bool] = {}  # dials under way, by address: whether there was a connection
 
     def __repr__(self) -> str:
         return f"<Gate of {self._me.name} at {', '.join(str(a) for _, a in self._listeners) or 'no address'}>"
@@ -108,21 +109,24 @@ class Gate:
 
     async def dial(self, address: Address, timeout: float) -> Link:
         """Connect to a listening process and prove the secret to each other. Raises DialError."""
-        address, secret = self._others.get(str(address), (address, self._secret))
+        wanted = str(address)
+        address, secret = self._others.get(wanted, (address, self._secret))
         sock = open_socket(address)
+        self._dialled[wanted] = False
         try:
             async with asyncio.timeout(timeout):
                 if address.scheme == "unix":
                     connect_unix(sock, address.path)
                 else:
                     await self._io.loop.sock_connect(sock, (address.host, address.port))
+                self._dialled[wanted] = True
                 link, leftover = await self._shake(sock, secret, dialer=True)
         except HandshakeError as error:
             sock.close()
             raise DialRefused(f"{address}: {error}") from error
         except TimeoutError as error:
             sock.close()
-            raise DialError(f"{address} did not answer within {timeout:g} s") from error
+            raise DialError(f"{address} did not answer within {timeout:g} s: {self.standing(wanted)}") from error
         except OSError as error:
             sock.close()
             code = error.errno or 0  # below 0 where a name was not resolved
@@ -131,8 +135,16 @@ class Gate:
         except asyncio.CancelledError:
             sock.close()
             raise
+        finally:
+            self._dialled.pop(wanted, None)
         self._on_link(link, leftover)
         return link
+
+    def standing(self, address: str) -> str:
+        """How far a dial that is under way has come, as a sentence. On the I/O thread."""
+        if self._dialled.get(address):
+            return "it takes connections and says nothing, so it may be something other than Roost"
+        return "it did not answer"
 
     async def _shake(self, sock: socket.socket, secret: bytes, *, dialer: bool) -> tuple[Link, bytes]:
         shake = Handshake(secret=secret, me=self._me, dialer=dialer)

@@ -158,6 +158,7 @@ class Handshake:
         self._first = self._hello + info
         self._failed: HandshakeError | None = None
         self._buffer = bytearray()
+        self._unread = True  # not even the magic bytes have come in full
         self._out = b""
         self._steps = self._converse()
         self._need = next(self._steps)
@@ -184,7 +185,11 @@ class Handshake:
             at += len(piece)
             self._buffer += piece
             if len(self._buffer) < self._need:
+                if self._unread and not MAGIC.startswith(self._buffer):  # more may never come
+                    self._failed = self._not_roost(bytes(self._buffer))
+                    raise self._failed
                 break
+            self._unread = False
             part = bytes(self._buffer)
             self._buffer.clear()
             try:
@@ -233,7 +238,7 @@ class Handshake:
     def _read_hello(self) -> Generator[int, bytes, tuple[bytes, str, tuple[int, int]]]:
         magic = yield len(MAGIC)
         if magic != MAGIC:
-            raise NotRoost(f"{self.where} is not a Roost process (it sent {magic!r}): check the address and port")
+            raise self._not_roost(magic)
         version = yield _PREFIX.size - len(MAGIC)
         _, major, minor = _PREFIX.unpack(magic + version)
         if major != PROTOCOL[0]:
@@ -252,6 +257,9 @@ class Handshake:
         if self._strict and minor != PROTOCOL[1]:
             raise self._skew(f"speaks Roost protocol {major}.{minor}", "{}.{}".format(*PROTOCOL), "Roost")
         return magic + version + rest, ROLES[role], (python[0], python[1])
+
+    def _not_roost(self, sent: bytes) -> NotRoost:
+        return NotRoost(f"{self.where} is not a Roost process (it sent {sent!r}): check the address and port")
 
     def _read_part(self, wanted: int) -> Generator[int, bytes, tuple[int, bytes]]:
         kind, length = _PART.unpack((yield _PART.size))

@@ -62,6 +62,11 @@ class Job:
         return next((process for process in loops if process is not None), None)
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended; a program may live on, and has removed its run directory then."""
+        return self.program is None or (self.card is not None and not (self.folders[0] / "job.json").exists())
+
+    @property
     def pid(self) -> int | None:
         """Of the program, or of the loop's agent."""
         card = self.card or (self.agents[0].card if self.agents else None)

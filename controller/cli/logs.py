@@ -93,12 +93,12 @@ def _add_new(job: Job, files: dict[Path, _File], is_meant: Callable[[str], bool]
 def _follow(job: Job, files: dict[Path, _File], is_meant: Callable[[str], bool], wanted: Callable[[str], bool]) -> None:
     """Until the job ends."""
     while True:
-        alive = job.program is not None
+        over = job.is_over
         _add_new(job, files, is_meant)
         for file in files.values():
             while lines := file.new():
                 _print(file, list(filter(wanted, lines)))
-        if not alive:
+        if over:
             return
         time.sleep(LOOK)
 

@@ -38,6 +38,21 @@ def pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
+def seconds(text: str) -> float:
+    """A time of a command line.
+
+    >>> seconds("2.5")
+    2.5
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write seconds above 0, such as 2.5")
+    return value
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of `roost`."""
     parser = argparse.ArgumentParser("roost", description="Jobs of Roost on this host that are yours.")
@@ -57,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     stacks = commands.add_parser("stacks", help="what processes do now: threads and tasks of their actors")
     _choose(stacks)
     stacks.add_argument("--native", action="store_true", help="C frames too, by py-spy")
-    stacks.add_argument("--timeout", type=float, default=3.0, help="seconds (3)")
+    stacks.add_argument("--timeout", type=seconds, default=3.0, help="seconds (3)")
 
     clean = commands.add_parser("clean", help="end jobs, and remove what ended ones have left behind")
     which = clean.add_mutually_exclusive_group()

@@ -34,10 +34,12 @@ from ...actors.supervision import DYING_WAIT
 from ..card import write_agent
 from ..identity import identity_of
 from ..launch import ExitReport, Launched, Launcher, ProcSpec
+from ..launch.request import GIVEN_UP
 from .clients import Clients
 from .dumps import Dumps
 from .hostnames import HostNames
 from .output import OutputTail
+from .owners import GRACE, Owners
 from .specs import worker_spec, zygote_for
 from .starting import advertised_as, listen_at
 from .table import Table
@@ -51,7 +53,6 @@ DETACHED_HERE = (
     "(`run_worker_loop_forever`, `attach_to_workers`)"
 )
 LAST_WORDS = 1.0  # seconds for the last output to leave
-GRACE = 0.3  # seconds between SIGTERM and SIGKILL for a worker that did not end when asked
 
 
 class Agent:
@@ -74,8 +75,6 @@ class Agent:
         self.ended: dict[int, tuple[ExitReport, bool, str]] = {}
         self.stopping: dict[int, str] = {}
         self.ready: dict[int, asyncio.Future[None]] = {}
-        self.owned: dict[int, set[int]] = {}  # workers here, by the process that spawned them
-        self.detached: set[int] = set()  # workers here that belong to nobody, and live until they are stopped
         self.over = asyncio.Event()
         self.asked = False  # to end, by a program that lives on, whose own sockets may stand in the run directory
         self._checks: list[Callable[[], None]] = []
@@ -104,6 +103,7 @@ class Agent:
 
         self.node.routing.joined = note_joined  # type: ignore[method-assign]
         self.clients = Clients(self)
+        self.owners = Owners(self)
         self.watches = Watches(self)
         self.table = Table(self)
 
@@ -149,7 +149,7 @@ class Agent:
 
     async def close(self) -> None:
         """End every worker and every zygote, then leave."""
-        self.clients.farewell(f"the host agent of {self.config['host']} was shut down")
+        self.clients.farewell(*self._why())
         for proc_id in self.launcher.live():
             self.stopping.setdefault(proc_id, "its host agent ends")
         await self.stop(
@@ -164,6 +164,13 @@ class Agent:
         self.node.close()
         if not self.asked:  # whoever started it removes the directory then
             shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def _why(self) -> tuple[str, bool]:
+        """Why this agent ends, and whether somebody wanted that: the kernel signals it when its parent is gone."""
+        host, parent = self.config["host"], self.config.get("parent")
+        if parent is None or self.asked or os.getppid() == parent:
+            return f"the host agent of {host} was shut down", True
+        return f"the process that held the worker loop on {host} (pid {parent}) has died, and the loop with it", False
 
     async def _drain(self) -> None:
         """Let the last output leave."""
@@ -180,16 +187,15 @@ class Agent:
         They are known here at once: what is sent to them may follow this request in the same read.
         """
         common, members = arguments
-        owner = ProcRef.from_wire(common["owner"])
-        if common.get("detached"):
-            if not self.config.get("stays"):
-                return [DETACHED_HERE.format(host=self.config["host"])] * len(members)
+        first = common.get("detached")  # the agent and the first process of a detached mesh
+        if first is not None and not self.config.get("stays"):
+            return [DETACHED_HERE.format(host=self.config["host"])] * len(members)
+        refused = self.owners.own(ProcRef.from_wire(common["owner"]), [member["ref"][0] for member in members], first)
+        if refused is not None:
+            return [refused] * len(members)
+        if first is not None:
             assert node.ref is not None
-            owner, common = node.ref, {**common, "owner": node.ref.to_wire(), "root": None}
-            self.detached.update(member["ref"][0] for member in members)
-            self.owned.setdefault(owner.proc_id, set()).update(self.detached)
-        else:
-            self._own(owner, [member["ref"][0] for member in members])
+            common = {**common, "owner": node.ref.to_wire(), "root": None}
         specs = []
         for member in members:
             ref = ProcRef.from_wire(member["ref"])
@@ -198,10 +204,11 @@ class Agent:
             self.watches.add(ref.proc_id, peer.proc_id)
             self.output.follow(ref, peer)
             specs.append(self._spec(ref, common, member, bytes(body)))
-        return self._launch(node, peer, owner, specs)
+        return self._launch(node, peer, specs)
 
-    async def _launch(self, node: Node, peer: Peer, owner: ProcRef, specs: list[ProcSpec]) -> list[str | None]:
-        answers = await self.launcher.launch(specs)
+    async def _launch(self, node: Node, peer: Peer, specs: list[ProcSpec]) -> list[str | None]:
+        wanted = all(spec.proc_id in self.owners for spec in specs)  # their owner has not ended since
+        answers = await self.launcher.launch(specs) if wanted else [GIVEN_UP] * len(specs)
         results: list[str | None] = []
         for spec, answer in zip(specs, answers, strict=True):
             if isinstance(answer, Launched):
@@ -210,6 +217,8 @@ class Agent:
                     node.event(peer, "note", note)
             else:
                 self._forget(spec.proc_id)
+                self.names.exited(spec.proc_id, True)
+                self.owners.exited(spec.proc_id)
                 self.ready[spec.proc_id].set_result(None)
                 results.append(str(answer))
         waiters = [self.ready[spec.proc_id] for spec in specs if spec.proc_id in self.ready]
@@ -219,26 +228,7 @@ class Agent:
             if results[i] is None:
                 results[i] = self._unready(spec)
             self.ready.pop(spec.proc_id, None)
-        if owner.proc_id not in self.owned:  # it ended while they started
-            await self.stop(node, peer, [[spec.proc_id for spec in specs], "its owner has ended", GRACE, True], b"")
         return results
-
-    def _own(self, owner: ProcRef, proc_ids: list[int]) -> None:
-        """What a process spawned ends with it, however it ends; one elsewhere is watched by its own agent."""
-        self.owned.setdefault(owner.proc_id, set()).update(proc_ids)
-        peer = self.node.peer(owner.proc_id, where=None if owner.proc_id in self.clients else owner)
-        if peer.link is not None and peer.link.peer.proc_id != owner.proc_id:  # a relayed one: a worker of another host
-            self.node.vigil.watch(peer)
-            self.clients.keep_up(owner.agent_id)
-
-    def _end_owned(self, owner: int) -> None:
-        orphans = [proc_id for proc_id in self.owned.pop(owner, ()) if proc_id in self.launcher.live()]
-        if orphans:
-            task = self.io.loop.create_task(
-                self.stop(self.node, self.node.peer(owner), [orphans, "its owner has ended", GRACE, True], b"")
-            )
-            self.node.routing.tasks.add(task)
-            task.add_done_callback(self.node.routing.tasks.discard)
 
     def _unready(self, spec: ProcSpec) -> str | None:
         waiter = self.ready.get(spec.proc_id)
@@ -357,21 +347,17 @@ class Agent:
                 left.unlink()
         self.watches.exited(proc_id, report, planned, reason)
         self._forget(proc_id)
-        if proc_id in self.detached:
-            self.detached.discard(proc_id)
-            if not planned:
-                logger.warning("a detached process died: %s", report.sentence())
+        if proc_id in self.owners.detached and not planned:
+            logger.warning("a detached process died: %s", report.sentence())
         self.names.exited(proc_id, planned)
-        for owned in self.owned.values():
-            owned.discard(proc_id)
-        self._end_owned(proc_id)
+        self.owners.exited(proc_id)
         for check in list(self._checks):
             check()
 
     def _ended_elsewhere(self, peer: Peer, proc_id: int, report: list[Any], planned: bool, reason: str) -> None:
         self.watches.exited(proc_id, ExitReport.from_wire(report), planned, reason)
         self.names.exited(proc_id, planned)
-        self._end_owned(proc_id)
+        self.owners.ended(proc_id)
 
     def _actor_failed(
         self, peer: Peer, actor_id: int, owner: int, rank: int, name: str, reason: str, record: dict[str, Any]

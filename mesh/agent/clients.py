@@ -77,9 +77,7 @@ class Clients:
         """[reason, for good, its agents]: end what this program and its processes elsewhere have spawned here."""
         reason, for_good, agents = arguments
         owners = [peer.proc_id, *(owner for agent_id in agents for owner in self._owners_under(agent_id))]
-        proc_ids = [proc_id for owner in owners for proc_id in self._agent.owned.get(owner, ())]
-        if proc_ids:
-            await self._agent.stop(node, peer, [proc_ids, reason, LEAVE_GRACE, True], b"")
+        await self._agent.owners.end(owners, reason, LEAVE_GRACE)
         if for_good:
             node.io.loop.call_soon(self._gone, peer.proc_id, reason)  # once it has been answered
         return True
@@ -155,7 +153,7 @@ class Clients:
         peers = self._node.peers
         return [
             owner
-            for owner in self._agent.owned
+            for owner in self._agent.owners.owned
             if owner in peers and (where := peers[owner].where) is not None and where.agent_id == agent_id
         ]
 
@@ -176,7 +174,7 @@ class Clients:
         routing.inbound.discard(proc_id)
         routing.kept_up.discard(proc_id)
         for owner in [*self._owners_under(proc_id), proc_id]:
-            self._agent._end_owned(owner)
+            self._agent.owners.ended(owner)
         peer = self._node.peers.get(proc_id)
         if peer is not None and peer.dead is None:
             logger.info("%s has left: %s", peer.name, why)
@@ -188,12 +186,12 @@ class Clients:
         except MeshFailure as error:
             logger.info("an agent was not told that a program has left: %s", error)
 
-    def farewell(self, reason: str) -> None:
+    def farewell(self, reason: str, planned: bool) -> None:
         """This agent ends: tell whoever is attached."""
         for lease in self._leases.values():
             lease.cancel()
         for proc_id, stop_watch in self._attached.items():
             if stop_watch is not None:
                 stop_watch()
-            self._node.event(self._node.peer(proc_id), "agent ends", reason)
+            self._node.event(self._node.peer(proc_id), "agent ends", reason, planned)
         self._attached.clear()

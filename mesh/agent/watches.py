@@ -1,9 +1,9 @@
 """Who wants to hear of the end of which process.
 
 The end of a worker of this host the agent knows from the kernel. Of the others it hears in turn: programs that have
-attached are watched by `clients.py`; of whoever is reached through another agent that agent tells, so that a request goes
-from agent to agent along the way that frames take. A process that no link leads to any more for `LINK_TIMEOUT` seconds
-is told as gone, unless it can be reached anew until then.
+attached are watched by `clients.py`; of whoever is reached through another agent that agent tells, so that a request
+goes from agent to agent along the way that frames take. A process that no link leads to for `LINK_TIMEOUT` seconds is
+told as gone.
 """
 
 from __future__ import annotations
@@ -171,10 +171,10 @@ class Watches:
     async def _way(self, proc_id: int) -> Link | None:
         """A link to the agent that a process is known to be behind; None where it must come from there."""
         routing = self._node.routing
-        hop, address = routing.agents.get(proc_id) or self._hops.get(proc_id, (0, ""))
+        hop, address = self._hops.get(proc_id) or routing.agents.get(proc_id) or (0, "")
         link = routing.links.get(routing.via.get(hop, hop))
         if link is not None or hop in (0, proc_id) or hop in routing.inbound or hop in routing.via:
-            return link
+            return link  # who was linked to this host itself dials it again
         link = await routing._dial(address)
         if link.peer.proc_id != hop:
             raise DialRefused(f"{link.peer.name} answers at {address} now, what was there has ended")

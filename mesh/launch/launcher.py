@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from .plan import OWNER_VARIABLE, WorkerPlan
 from .pool import Progress, ZygotePool
 from .reaper import Reaper
 from .report import ExitReport
+from .request import GIVEN_UP, Request, prepare_output
 from .spec import (
     BARE,
     CHILD,
@@ -49,22 +49,6 @@ _KILL_SECONDS = 5.0
 
 def _silent(sentence: str) -> None:
     """The progress callback of who wants none."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """One call of `launch`: what is to start, the answers so far, whether the caller still waits."""
-
-    specs: Sequence[ProcSpec]
-    progress: Progress
-    answers: dict[int, Launched | LaunchError] = field(default_factory=dict)
-    output_starts: dict[int, int] = field(default_factory=dict)
-    given_up: bool = False
-
-    def refuse(self, indices: Iterable[int], reason: str) -> None:
-        for index in indices:
-            spec = self.specs[index]
-            self.answers.setdefault(index, LaunchError(spec.proc_id, spec.name, reason))
 
 
 class Launcher:
@@ -101,6 +85,7 @@ class Launcher:
         self._just_died: set[int] = set()
         self._in_flight = 0
         self._launches: set[asyncio.Task[None]] = set()
+        self._requests: set[Request] = set()
         self._tick: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -128,10 +113,10 @@ class Launcher:
         There is no time-out while a zygote imports: `progress` is told what it is busy with.
         Cancelled, workers that have not begun never run; those answered already go on.
         """
-        request = _Request(specs, progress)
+        request = Request(specs, progress)
         for index, spec in enumerate(specs):
             if (reason := self._objection(spec)) is None:
-                reason = _prepare_output(request, index)
+                reason = prepare_output(request, index)
             if reason is None:
                 self._reserved.add(spec.proc_id)
             else:
@@ -141,13 +126,22 @@ class Launcher:
         self._launches.update(tasks)
         for task in tasks:
             task.add_done_callback(self._launches.discard)
+        self._requests.add(request)
         try:
             if tasks:
                 await asyncio.wait(tasks)
         except asyncio.CancelledError:
             request.given_up = True
             raise
+        finally:
+            self._requests.discard(request)
         return [request.answers[index] for index in range(len(specs))]
+
+    def give_up(self, proc_ids: Collection[int]) -> None:
+        """Nobody wants these workers any more: the requests that they are of end without those not yet forked."""
+        for request in self._requests:
+            if any(spec.proc_id in proc_ids for spec in request.specs):
+                request.given_up = True
 
     def _objection(self, spec: ProcSpec) -> str | None:
         """Why this spec cannot be started here, told before anything is forked."""
@@ -168,7 +162,7 @@ class Launcher:
                 return f"the program {program!r} is not found on {self._host}"
         return None
 
-    def _grouped(self, request: _Request) -> list[tuple[ZygoteKey, bool, list[int]]]:
+    def _grouped(self, request: Request) -> list[tuple[ZygoteKey, bool, list[int]]]:
         """(zygote, whether to exec, indices): which specs go together."""
         forked: dict[ZygoteKey, list[int]] = {}
         execed: list[int] = []
@@ -186,10 +180,12 @@ class Launcher:
         groups = [(key, False, indices) for key, indices in forked.items()]
         return [*groups, (BARE, True, execed)] if execed else groups
 
-    async def _launch_group(self, request: _Request, key: ZygoteKey, by_exec: bool, indices: list[int]) -> None:
+    async def _launch_group(self, request: Request, key: ZygoteKey, by_exec: bool, indices: list[int]) -> None:
         try:
             deaths = 0
             while True:
+                if request.given_up:
+                    return request.refuse(indices, GIVEN_UP)
                 zygote = await self._pool.ready(key, request.progress)
                 try:
                     return await self._fork(request, zygote, by_exec, indices)
@@ -206,15 +202,15 @@ class Launcher:
             request.refuse(indices, "the launch was interrupted")
             self._reserved.difference_update(request.specs[index].proc_id for index in indices)
 
-    async def _fork(self, request: _Request, zygote: ZygoteHandle, by_exec: bool, indices: list[int]) -> None:
+    async def _fork(self, request: Request, zygote: ZygoteHandle, by_exec: bool, indices: list[int]) -> None:
         """Fork, take note of the pids, then open the gate: user code runs only in known processes."""
         plans = [_plan(request.specs[index], by_exec) for index in indices]
         reading, writing = os.pipe()
         self._in_flight += 1  # until they are known, new children are not orphans
         try:
-            pids = (await zygote.fork(plans, reading)).pids
+            pids = (await zygote.fork(plans, reading, lambda: not request.given_up)).pids
             if request.given_up or self._closing is not None:
-                return request.refuse(indices, "the launch was given up")
+                return request.refuse(indices, GIVEN_UP)
             if len(pids) != len(indices):
                 return request.refuse(indices, "the process that forks the workers was killed")
             started = 0
@@ -234,7 +230,7 @@ class Launcher:
             if self._tick is None:
                 self._tick = self._loop.call_later(_TICK_SECONDS, self._look_around)
 
-    def _register(self, request: _Request, index: int, pid: int, notes: tuple[str, ...]) -> Launched:
+    def _register(self, request: Request, index: int, pid: int, notes: tuple[str, ...]) -> Launched:
         spec = request.specs[index]
         seen = linux.stat(pid)
         ticks = 0 if seen is None else seen.start_ticks
@@ -349,15 +345,6 @@ class Launcher:
 async def _wait(futures: Iterable[asyncio.Future[Any]], timeout: float) -> None:
     if pending := {future for future in futures if not future.done()}:
         await asyncio.wait(pending, timeout=timeout)
-
-
-def _prepare_output(request: _Request, index: int) -> str | None:
-    spec = request.specs[index]
-    try:
-        request.output_starts[index] = output.create(spec.output)
-    except OSError as error:
-        return f"its output file cannot be made: {error}"
-    return None
 
 
 def _plan(spec: ProcSpec, by_exec: bool) -> WorkerPlan:

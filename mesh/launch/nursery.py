@@ -155,12 +155,15 @@ class ZygoteHandle:
         elif kind == "unfit":
             raise Unfit(module, message[2])
 
-    async def fork(self, plans: Sequence[WorkerPlan], gate: int) -> Answer:
-        """Fork the workers; each waits at `gate`. Raises ZygoteDied or Unfit, none having run then."""
+    async def fork(self, plans: Sequence[WorkerPlan], gate: int, wanted: Callable[[], bool]) -> Answer:
+        """Fork the workers, if they are still `wanted` when it is their turn; each waits at `gate`.
+
+        Raises ZygoteDied or Unfit, none having run then.
+        """
         self.in_flight += 1
         try:
             async with self._lock:
-                return await self._fork(plans, gate)
+                return await self._fork(plans, gate) if wanted() else Answer(())
         finally:
             self.in_flight -= 1
             self.last_used = time.monotonic()

@@ -118,6 +118,36 @@ def test_a_killed_programs_processes_end_at_once(loop: Loop, start_script: Any, 
     assert host.agent.is_running()
 
 
+def test_what_a_killed_program_had_still_to_start_is_never_started(
+    loop: Loop, start_script: Any, wait_until_gone: Any, tmp_path: Path
+) -> None:
+    source = """
+        import os, sys
+        from roost.mesh import attach_to_workers
+
+        def start(path):
+            with open(path, "wb", buffering=0) as file:
+                file.write(b"%d\\n" % os.getpid())
+
+        path = sys.argv[1]
+        hosts = attach_to_workers(sys.argv[2:], timeout=20)
+        spawned = [hosts.spawn_procs({"gpus": 3}, bootstrap=lambda: start(path)) for _ in range(100)]
+        sys.stdin.readline()
+    """
+    host = loop()
+    os.mkfifo(tmp_path / "pids")
+    with open(os.open(tmp_path / "pids", os.O_RDWR), "rb", buffering=0) as lines:
+        program = start_script(source, tmp_path / "pids", host.address)
+        started = lines.read(4096)  # the first has run
+        program.signal(signal.SIGKILL)
+        guests = attach_to_workers([host.address], timeout=WAIT).spawn_procs().spawn("guest", Guest)
+        assert guests.add.call().get(timeout=WAIT).values() == [1]  # it stood behind them
+        os.set_blocking(lines.fileno(), False)
+        started += lines.read(65536) or b""
+    assert started.count(b"\n") < 200
+    wait_until_gone(map(int, started.split()), timeout=10)
+
+
 def test_what_an_actor_spawned_on_a_loop_ends_with_the_program_too(
     loop: Loop, start_script: Any, wait_until_gone: Any
 ) -> None:
@@ -247,12 +277,17 @@ def test_a_signal_ends_a_loop_with_everything_under_it(
         guests.add.call().get(timeout=WAIT)
 
 
-def test_a_killed_loop_takes_everything_with_it(loop: Loop, wait_until_gone: Any) -> None:
+def test_a_killed_loop_takes_everything_with_it(
+    loop: Loop, wait_until_gone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roost.actors.unhandled_fault_hook", lambda failure: None)
     host = loop()
     guests = attach_to_workers([host.address], timeout=WAIT).spawn_procs({"gpus": 2}).spawn("guest", Guest)
     spawned = guests.pid.call().get(timeout=WAIT).values()
     host.signal(signal.SIGKILL)
     wait_until_gone([host.agent.pid, *spawned])
+    with pytest.raises(ActorDied, match=rf"\(pid {host.pid}\) has died"):
+        guests.add.call().get(timeout=WAIT)
 
 
 def test_a_killed_agent_fails_calls_at_once_and_its_loop_says_so(
@@ -417,7 +452,29 @@ def test_another_version_is_refused_at_once() -> None:
 
 def test_something_that_says_nothing_fails_within_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=0.5)
+        told = refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=0.5)
+        assert "takes connections and says nothing" in told
+
+
+@pytest.mark.parametrize("words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"no\n"])
+def test_something_that_speaks_otherwise_fails_at_once(words: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = threading.Event()
+
+        def answer() -> None:
+            there, _ = server.accept()
+            with there:
+                there.sendall(words)
+                done.wait(WAIT)  # and keeps the connection
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        began = time.monotonic()
+        told = refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=60)
+        done.set()
+        thread.join()
+        assert "is not a Roost process" in told and repr(words[:3])[1:-1] in told
+        assert time.monotonic() - began < 5
 
 
 def test_what_is_no_list_of_addresses_is_refused() -> None:
@@ -482,6 +539,35 @@ def test_a_secret_of_another_user_or_too_short_a_one_is_refused(monkeypatch: pyt
     with pytest.raises(RoostError, match="at least 16"):
         resolve_secret("short")
     assert resolve_secret("long enough to be one") == b"long enough to be one"
+
+
+@pytest.mark.parametrize("what", ["a folder", "a named pipe", "a socket", "a link to nothing", "a link to itself"])
+def test_a_secret_file_that_is_none_is_told_in_a_sentence(what: str) -> None:
+    path = secret_file()
+    held = socket.socket(socket.AF_UNIX)
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a named pipe":
+        os.mkfifo(path, 0o600)
+    elif what == "a socket":
+        held.bind(str(path))
+    else:
+        path.symlink_to(path if what == "a link to itself" else path.with_name("nothing"))
+    expected = {
+        "a socket": "cannot be read: no such device or address",
+        "a link to nothing": f"is a link to {path.with_name('nothing')}, which is not there",
+        "a link to itself": "cannot be read: too many levels of symbolic links",
+    }
+    with held, pytest.raises(RoostError, match=expected.get(what, f"is {what}, not a regular file")) as told:
+        resolve_secret(None)
+    assert str(path) in str(told.value) and "Errno" not in str(told.value)
+
+
+def test_a_secret_file_may_be_a_link(tmp_path: Path) -> None:
+    secret = resolve_secret(None)
+    secret_file().rename(tmp_path / "kept")
+    secret_file().symlink_to(tmp_path / "kept")
+    assert resolve_secret(None) == secret
 
 
 # --- this machine's own agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -152,6 +153,34 @@ def test_logs_follow_until_the_job_ends(job: Running, roost: Command, barrier: A
     assert (process.returncode, out, err) == (0, "", "")
 
 
+def test_logs_follow_until_a_job_whose_program_lives_on_is_over(
+    start_script: Callable[..., Any], roost: Command, folder: Path
+) -> None:
+    source = """
+        import sys
+        from roost import shutdown, this_host
+        from test_output import Speaker
+        speakers = this_host().spawn_procs(name="trainer").spawn("speaker", Speaker)
+        speakers.say.call("hello").get()
+        print("UP")
+        sys.stdin.readline()
+        shutdown()
+        sys.stdin.readline()
+    """
+    script = start_script(source, env={"ROOST_RUN_DIR": str(folder)})
+    while script.line() != "UP":
+        pass
+    process = roost.popen("logs", str(script.pid), "-f")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[trainer-0] hello\n"
+    script.say()
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert script.process.poll() is None
+    script.say()
+    assert script.wait() == 0
+
+
 def test_stacks_show_where_a_process_is_stuck(job: Running, roost: Command) -> None:
     text = roost("stacks", job.job)
     assert f"trainer-0 (pid {job.workers[0]}" in text and f"trainer-1 (pid {job.workers[1]}" in text
@@ -188,13 +217,20 @@ def test_clean_removes_what_killed_programs_and_agents_have_left(
 def test_clean_ends_agents_whose_program_is_gone(
     job: Running, roost: Command, folder: Path, wait_until_gone: Callable[..., None]
 ) -> None:
-    for pid in job.agents:  # stopped, an agent cannot follow its program
-        os.kill(pid, signal.SIGSTOP)
-    job.script.signal(signal.SIGKILL)
-    wait_until_gone([job.script.pid])
-    roost("clean", "--stale")
-    wait_until_gone([*job.agents, *job.workers])
-    assert list(folder.iterdir()) == []
+    agents = [os.pidfd_open(pid) for pid in job.agents]
+    try:
+        for agent in agents:  # stopped, an agent cannot follow its program
+            signal.pidfd_send_signal(agent, signal.SIGSTOP)
+        job.script.signal(signal.SIGKILL)
+        wait_until_gone([job.script.pid])
+        roost("clean", "--stale")
+        wait_until_gone([*job.agents, *job.workers])
+        assert list(folder.iterdir()) == []
+    finally:
+        for agent in agents:  # of a test that has failed they would stay for ever
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(agent, signal.SIGKILL)
+            os.close(agent)
 
 
 def test_what_is_no_run_directory_of_this_machine_is_left_alone(roost: Command, folder: Path) -> None:
@@ -215,7 +251,10 @@ def test_the_secret_of_a_job_is_its_users_alone(job: Running, folder: Path) -> N
     assert all(path.parent.stat().st_mode & 0o777 == 0o700 for path in secrets)
 
 
-@pytest.mark.parametrize("args", [[], ["frobnicate"], ["logs", "-r", "3-1"], ["logs", "--grep", "("]])
+TIMES = [["stacks", "--timeout", time] for time in ("-1", "0", "nan", "inf", "soon")]
+
+
+@pytest.mark.parametrize("args", [[], ["frobnicate"], ["logs", "-r", "3-1"], ["logs", "--grep", "("], *TIMES])
 def test_wrong_arguments_are_told_in_a_sentence(args: list[str], roost: Command) -> None:
     assert "usage:" in roost(*args, code=2)
 

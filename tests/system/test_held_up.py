@@ -1,5 +1,5 @@
-"""What holds an actor up says so and ends in time: batches that wait for more calls, streams whose callers take nothing,
-generators that fail as they are closed.
+"""What holds an actor up says so and ends in time: batches that wait for more calls, streams whose callers take
+nothing, generators that fail as they are closed.
 """
 
 from __future__ import annotations

@@ -57,6 +57,45 @@ sys.stdin.readline()
 """
 
 
+SPAWN_NAMELESS = """
+import os, sys
+from guests import Guest
+from roost.mesh import attach_to_workers
+
+def start(pids, barrier):
+    with open(pids, "wb", buffering=0) as file:
+        file.write(b"%d\\n" % os.getpid())
+    if os.environ["GROUP_RANK"] == "1":
+        with open(barrier, "rb", buffering=0) as file:
+            file.read(1)
+
+pids, barrier = sys.argv[1:3]
+hosts = attach_to_workers(sys.argv[3:], timeout=20)
+procs = hosts.spawn_procs(lifetime="job", name="gen", bootstrap=lambda: start(pids, barrier))
+guests = procs.spawn("guest", Guest)
+sys.stdin.readline()
+"""
+"""Spawns a detached mesh whose second host does not come to its end."""
+
+SPAWN_UNTOLD = """
+import sys
+from guests import Guest
+from roost.mesh import attach_to_workers
+from roost.mesh.naming import Card
+
+async def nothing(self, node, agents):
+    "As if it had ended before it could tell the other hosts."
+
+Card._keep = nothing
+hosts = attach_to_workers(sys.argv[1:], timeout=20)
+procs = hosts.spawn_procs(lifetime="job", name="gen")
+guests = procs.spawn("guest", Guest)
+guests.initialized.get(timeout=20)
+print(*guests.pid.call().get(timeout=20).values())
+sys.stdin.readline()
+"""
+
+
 @pytest.fixture(autouse=True)
 def own_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test is a program of its own, with a secret of its own."""
@@ -240,6 +279,64 @@ def test_a_detached_mesh_outlives_its_program_and_is_found_with_its_state(
     assert names(hosts).get(timeout=WAIT) == []
     with pytest.raises(NameUnknown, match="gen"):
         find(hosts, "gen").get(timeout=WAIT)
+
+
+@pytest.mark.parametrize("end", ["cleanly", "killed"])
+def test_a_detached_mesh_that_has_no_name_yet_ends_with_its_program(
+    loop: Loop, start_script: Any, wait_until_gone: Any, tmp_path: Path, barrier: Any, end: str
+) -> None:
+    loops = [loop() for _ in range(2)]
+    os.mkfifo(tmp_path / "pids")
+    reading = os.open(tmp_path / "pids", os.O_RDWR)
+    with open(reading) as lines:
+        program = start_script(SPAWN_NAMELESS, tmp_path / "pids", barrier.path, *(each.address for each in loops))
+        pids = [int(lines.readline()) for _ in loops]
+    if end == "cleanly":
+        program.say()
+        assert program.wait() == 0, program.err
+    else:
+        program.signal(signal.SIGKILL)
+    wait_until_gone(pids, timeout=10)
+    hosts = attach_to_workers([each.address for each in loops], timeout=WAIT)
+    assert names(hosts).get(timeout=WAIT) == []
+    guests = hosts.spawn_procs(lifetime="job", name="gen").spawn("guest", Guest)
+    assert guests.add.call().get(timeout=WAIT).values() == [1, 1]
+
+
+@pytest.mark.parametrize("end", ["cleanly", "killed"])
+def test_a_detached_mesh_that_has_its_name_stays_as_a_whole_where_not_all_its_hosts_were_told(
+    loop: Loop, start_script: Any, end: str
+) -> None:
+    loops = [loop() for _ in range(2)]
+    program = start_script(SPAWN_UNTOLD, *(each.address for each in loops))
+    pids = [int(word) for word in program.line().split()]
+    if end == "cleanly":
+        program.say()
+        assert program.wait() == 0, program.err
+    else:
+        program.signal(signal.SIGKILL)
+        program.process.wait(WAIT)
+    for _ in range(2):  # and it is not its next user's
+        hosts = attach_to_workers([each.address for each in loops], timeout=WAIT)
+        guests = find(hosts, "gen/guest").get(timeout=WAIT)
+        assert guests.pid.call().get(timeout=WAIT).values() == pids
+        shutdown()
+
+
+def test_names_come_from_the_hosts_that_live(
+    detached: Callable[..., Any], wait_until_gone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roost.actors.unhandled_fault_hook", lambda failure: None)
+    loops, _ = detached(hosts=2)
+    hosts = attach_to_workers([each.address for each in loops], timeout=WAIT)
+    assert names(hosts).get(timeout=WAIT) == ["gen", "gen/guest", "gen/own"]
+    for count, each in enumerate(loops, 1):
+        each.agent.send_signal(signal.SIGKILL)
+        wait_until_gone([each.agent.pid])
+        if count < len(loops):
+            assert names(hosts).get(timeout=WAIT) == ["gen", "gen/guest", "gen/own"]
+    with pytest.raises(ActorDied):
+        names(hosts).get(timeout=WAIT)
 
 
 def test_the_names_have_a_copy_at_a_second_host(detached: Callable[..., Any]) -> None:
