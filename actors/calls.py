@@ -359,7 +359,7 @@ class MeshCall(_Call):
     The value is built by `gather` from the answers in rank order, in the thread that asks.
     """
 
-    __slots__ = ("answers", "cancel_rest", "errors", "fail_fast", "failing", "gather", "left")
+    __slots__ = ("answers", "cancel_rest", "errors", "fail_fast", "failing", "gather", "late", "left")
 
     def __init__(
         self,
@@ -373,6 +373,7 @@ class MeshCall(_Call):
     ) -> None:
         super().__init__(node, about, peers)
         self.cancel_rest = cancel_rest
+        self.late: set[int] = set()
         self.gather = gather
         self.answers: list[Any] = [None] * len(peers)
         self.errors: dict[int, Exception | None] = {}
@@ -389,6 +390,12 @@ class MeshCall(_Call):
         if not 0 <= rank < len(self.answers) or self.answers[rank] is not None or self.peers[rank] is not peer:
             return
         if self._overtaken(kind, fields):
+            return
+        if (
+            self._told()
+        ):  # it has failed already: what comes later, such as the word of a cancelled rank, is no part of it
+            self.node.open_body(fields[0], body)
+            self._late(rank)
             return
         self.answers[rank] = (kind, rank, fields, *self.node.open_body(fields[0], body))
         self.left -= 1
@@ -409,9 +416,21 @@ class MeshCall(_Call):
         """A rank will never answer."""
         if self.answers[rank] is not None or rank in self.errors:
             return
+        if self._told():
+            self._late(rank)
+            return
         self.errors[rank] = error
         self.left -= 1
         self._step()
+
+    def _told(self) -> bool:
+        return self.done() and not self.cancelled()
+
+    def _late(self, rank: int) -> None:
+        """A rank has answered, or is lost, after the call has failed."""
+        self.late.add(rank)
+        if len(self.late) == self.left:
+            self._unregister()
 
     def _step(self) -> None:
         if self.left == 0:
